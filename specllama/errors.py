@@ -22,7 +22,7 @@ The first number is the exit code of the command, the second the HTTP status of 
 other libraries are converted where they arise (llama/, gguf/, models/hub/), never in commands or routes.
 
 Messages refer to options by `option("n_ctx")`, the name in config/options.py. A front replaces these by its
-own spelling with `spelled`: `-c` on the command line, `max_model_len` in Python.
+own names with `with_option_names`: `-c` on the command line, `max_model_len` in Python.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from specllama.json_types import JsonObject
 
 _OPEN, _CLOSE = "\ue000", "\ue001"  # private-use characters
 _REFERENCE = re.compile(f"{_OPEN}([a-z0-9_]+)(?:=([^{_CLOSE}]*))?{_CLOSE}")
-Spelling = Callable[[str, str | None], str]
-"""From an option's name and a value (None for no value) to a front's spelling of both."""
+OptionNames = Callable[[str, str | None], str]
+"""From an option's name and a value (None for no value) to how a front writes both."""
 
 
 def option(name: str, value: object = None) -> str:
@@ -48,13 +48,13 @@ def option(name: str, value: object = None) -> str:
 _reference = option  # for functions with a parameter of that name
 
 
-def spelled(text: str, spelling: Spelling) -> str:
-    """The text with each reference to an option in this spelling."""
-    return _REFERENCE.sub(lambda match: spelling(match[1], match[2]), text) if _OPEN in text else text
+def with_option_names(text: str, names: OptionNames) -> str:
+    """The text with each reference to an option as a front writes it."""
+    return _REFERENCE.sub(lambda match: names(match[1], match[2]), text) if _OPEN in text else text
 
 
 def by_name(name: str, value: str | None) -> str:
-    """The default spelling: the option's own name, as in a TOML file."""
+    """The default: the option's own name, as in a TOML file."""
     return name if value is None else f"{name}={value}"
 
 
@@ -68,12 +68,12 @@ class Note:
     severity: Literal["note", "warning"] = "note"
 
     def __str__(self) -> str:
-        text = spelled(self.message, by_name)
+        text = with_option_names(self.message, by_name)
         return f"warning: {text}" if self.severity == "warning" else text
 
-    def spelled(self, spelling: Spelling) -> Note:
-        """The same note with options in this spelling."""
-        return replace(self, message=spelled(self.message, spelling))
+    def with_option_names(self, names: OptionNames) -> Note:
+        """The same note with options as a front writes them."""
+        return replace(self, message=with_option_names(self.message, names))
 
 
 def warning(message: str) -> Note:
@@ -95,7 +95,7 @@ class SpecllamaError(Exception):
     ) -> None:
         if option:
             message = f"{_reference(option)}{'' if message.startswith(':') else ' '}{message}"
-        super().__init__(spelled(message, by_name))
+        super().__init__(with_option_names(message, by_name))
         self._message, self._hint = message, hint
         self.option = option
         self.details = dict(details or {})
@@ -103,23 +103,25 @@ class SpecllamaError(Exception):
     @property
     def message(self) -> str:
         """What happened and why, with options by their own names."""
-        return spelled(self._message, by_name)
+        return with_option_names(self._message, by_name)
 
     @property
     def hint(self) -> str:
         """What to do next, with options by their own names; may be empty."""
-        return spelled(self._hint, by_name)
+        return with_option_names(self._hint, by_name)
 
     def __str__(self) -> str:
         return f"{self.message}\n{self.hint}" if self.hint else self.message
 
-    def spelled(self, spelling: Spelling) -> Self:
-        """The same error with options in this spelling."""
-        return self._changed(spelled(self._message, spelling), spelled(self._hint, spelling))
+    def with_option_names(self, names: OptionNames) -> Self:
+        """The same error with options as a front writes them."""
+        return self._changed(with_option_names(self._message, names), with_option_names(self._hint, names))
 
     def renamed(self, option: str) -> Self:
         """The same error with another option at fault: the draft's instead of the target's."""
-        changed = self.spelled(lambda name, value: _reference(option if name == self.option else name, value))
+        changed = self.with_option_names(
+            lambda n, value: _reference(option if n == self.option else n, value)
+        )
         changed.option = option
         return changed
 
@@ -142,7 +144,7 @@ class SpecllamaError(Exception):
         return error
 
     def _changed(self, message: str, hint: str) -> Self:
-        new = type(self).__new__(type(self), spelled(message, by_name))
+        new = type(self).__new__(type(self), with_option_names(message, by_name))
         new.__dict__ |= self.__dict__
         new._message, new._hint = message, hint
         return new

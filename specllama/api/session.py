@@ -12,7 +12,7 @@ from specllama.client.client import EngineClient
 from specllama.client.model_info import LoadInfo
 from specllama.config.load import LoadSettings
 from specllama.config.options import as_argument
-from specllama.errors import EngineError, SpecllamaError, spelled
+from specllama.errors import EngineError, SpecllamaError, with_option_names
 from specllama.models import prepare
 from specllama.models.progress import DownloadState
 from specllama.models.resolve import Library
@@ -33,7 +33,7 @@ class EngineSession:
         try:
             on_disk = prepare.prepare_if_on_disk(Library(_Logged(None)), settings)
         except SpecllamaError as error:
-            raise error.spelled(as_argument) from None
+            raise error.with_option_names(as_argument) from None
         self.info: Mapping[str, Any] = {}
         self._loaded: LoadInfo | None = None
         self.settings, self._complete = on_disk or settings, on_disk is not None
@@ -48,7 +48,7 @@ class EngineSession:
         """
         if not self._complete:
             self._download()
-        client = self._client = EngineClient(self._engine_log, _log.warning, spelling=as_argument)
+        client = self._client = EngineClient(self._engine_log, _log.warning, option_names=as_argument)
         try:
             self.client()  # it may have been closed meanwhile
             info = client.load(
@@ -56,7 +56,7 @@ class EngineSession:
             )
         except SpecllamaError as error:
             client.close()
-            raise error.spelled(as_argument) from None
+            raise error.with_option_names(as_argument) from None
         except BaseException:
             client.close()
             raise
@@ -81,7 +81,7 @@ class EngineSession:
         try:
             self.settings = prepare.prepare(library, self.settings)
         except SpecllamaError as error:
-            raise error.spelled(as_argument) from None
+            raise error.with_option_names(as_argument) from None
         self._complete = True
 
     def shut(self) -> None:
@@ -104,10 +104,10 @@ class _Logged:
         self._progress = progress
 
     def note(self, text: str) -> None:
-        _log.info("%s", spelled(text, as_argument))
+        _log.info("%s", with_option_names(text, as_argument))
 
     def warning(self, text: str) -> None:
-        _log.warning("%s", spelled(text, as_argument))
+        _log.warning("%s", with_option_names(text, as_argument))
 
     def state(self, state: DownloadState) -> None:
         if self._progress is not None:

@@ -169,7 +169,7 @@ def outcome(error: BaseException) -> tuple[int, str, str]:
     """How the program ends after an exception: exit code, message and hint, "" for none."""
     match error:
         case SpecllamaError():
-            shown = error.spelled(console.as_flag)
+            shown = error.with_option_names(console.as_flag)
             return error.exit_code, shown.message, shown.hint
         case typer.TyperException():
             command = getattr(getattr(error, "ctx", None), "command_path", "specllama")

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import IO, TextIO
 
 from specllama.cli.formatting import check_written, columns, wrapped, write_all
-from specllama.errors import Note, ResourceError, spelled
+from specllama.errors import Note, ResourceError, with_option_names
 from specllama.text.terminal import visible
 
 _INDENT = "  "  # of the further lines of a wrapped one
@@ -144,8 +144,8 @@ class _TerminalLog(io.TextIOWrapper):
 
 
 def with_flags(text: str) -> str:
-    """The text with options spelled as flags."""
-    return spelled(text, as_flag)
+    """The text with options as flags."""
+    return with_option_names(text, as_flag)
 
 
 def as_flag(name: str, value: str | None) -> str:

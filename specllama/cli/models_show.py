@@ -118,7 +118,7 @@ def fit(header: Header, machine: Machine) -> Fit:
                 return Fit(plan, header.n_layer, header.n_ctx_train)
         plan_load(settings, header, None, machine.available, machine.gpus)
     except SpecllamaError as error:
-        shown = error.spelled(console.as_flag)
+        shown = error.with_option_names(console.as_flag)
         return Fit(problem=shown.message, hint=shown.hint)
     return Fit()
 

@@ -25,7 +25,7 @@ from specllama.client.tune_messages import Trim, Trimmed, Tune, Tuned
 from specllama.clock import running_time
 from specllama.config.load import LoadSettings
 from specllama.config.options import as_flag
-from specllama.errors import SpecllamaError, Spelling, UsageError, spelled
+from specllama.errors import OptionNames, SpecllamaError, UsageError, with_option_names
 
 Deliver = Callable[[protocol.Message | SpecllamaError], None]
 _Answer = TypeVar("_Answer", bound=protocol.Message)
@@ -58,7 +58,7 @@ class EngineClient:
     without it, or if it cannot watch pipes, a thread does so. notice: called with the engine's notices, which
     are otherwise collected in `notices`. ended: called in a thread once the process has ended and every
     pending request has its error. handed_out: called after the deliveries of each message, and after `ended`.
-    spelling: of options in the engine's texts. kernels: False leaves specllama's kernels out. Threads may
+    option_names: of options in the engine's texts. kernels: False leaves specllama's kernels out. Threads may
     share a client. Every call raises EngineDiedError once the process has ended, EngineError in a forked
     child.
     """
@@ -70,11 +70,11 @@ class EngineClient:
         ended: Callable[[], None] | None = None,
         handed_out: Callable[[], None] | None = None,
         loop: asyncio.AbstractEventLoop | None = None,
-        spelling: Spelling = as_flag,
+        option_names: OptionNames = as_flag,
         kernels: bool = True,
     ) -> None:
         self.notices: list[str] = []
-        self._spelling = spelling
+        self._option_names = option_names
         self._ended, self._handed_out = ended, handed_out
         self._notice = notice or self.notices.append
         self._ids = itertools.count(1)
@@ -118,7 +118,7 @@ class EngineClient:
         if settings.rpc:
             self._child.hang_hint = f"it may be waiting for an RPC worker: {', '.join(settings.rpc)}"
         order = protocol.Load(settings, verbose, measure_when_idle, open_draft)
-        return self._control(order, protocol.Ready, progress).info.spelled(self._spelling)
+        return self._control(order, protocol.Ready, progress).info.with_option_names(self._option_names)
 
     def calibrate(self, seconds: float = 1.0) -> protocol.Calibrated:
         """Let the idle engine measure what is missing in its profile, for about `seconds`."""
@@ -269,12 +269,12 @@ class EngineClient:
             for item in message.items:
                 self._deliver(item.id, protocol.Tokens([item]))
         elif isinstance(message, protocol.Notice):
-            self._notice(spelled(message.text, self._spelling))
+            self._notice(with_option_names(message.text, self._option_names))
         elif isinstance(message, protocol.Done) and message.off_reason:
-            reason = spelled(message.off_reason, self._spelling)
+            reason = with_option_names(message.off_reason, self._option_names)
             self._deliver(message.id, replace(message, off_reason=reason))
         elif isinstance(message, protocol.Failed):
-            error = SpecllamaError.from_dict(message.error).spelled(self._spelling)
+            error = SpecllamaError.from_dict(message.error).with_option_names(self._option_names)
             if message.id is None and None not in self._pending:  # not an answer: the process ends
                 self._child.set_reason(error)
             self._deliver(message.id, error)

@@ -11,7 +11,7 @@ from specllama.calls.formats import choose, named
 from specllama.calls.scanner import CallReader, ChannelReader
 from specllama.calls.tools import NO_TOOLS, Tools
 from specllama.core.sampling.params import SamplingParams
-from specllama.errors import Note, Spelling, spelled
+from specllama.errors import Note, OptionNames, with_option_names
 from specllama.json_types import JsonObject
 
 
@@ -154,10 +154,10 @@ class LoadInfo:
         """ "on" or "off", as programs read it."""
         return "off" if self.off_reason else "on"
 
-    def spelled(self, spelling: Spelling) -> LoadInfo:
+    def with_option_names(self, names: OptionNames) -> LoadInfo:
         """The same with options as a front spells them."""
-        notes = tuple(note.spelled(spelling) for note in self.notes)
-        return replace(self, notes=notes, off_reason=spelled(self.off_reason, spelling))
+        notes = tuple(note.with_option_names(names) for note in self.notes)
+        return replace(self, notes=notes, off_reason=with_option_names(self.off_reason, names))
 
     def to_dict(self) -> JsonObject:
         """As plain data with the keys that `LLM.info` has."""

@@ -73,7 +73,7 @@ def settings_of_arguments(
             **load,
         )
     except SpecllamaError as error:
-        raise error.spelled(as_argument) from None
+        raise error.with_option_names(as_argument) from None
 
 
 def speculative(

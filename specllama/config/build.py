@@ -105,7 +105,9 @@ def _placed(v: Mapping[str, Any]) -> Iterator[None]:
         name, origins = error.option, v.origins if isinstance(v, sources.Values) else {}
         if name not in origins:
             raise
-        raise error.spelled(lambda n, value: origins[name] if n == name else option(n, value)) from None
+        raise error.with_option_names(
+            lambda n, value: origins[name] if n == name else option(n, value)
+        ) from None
 
 
 def _draft(name: str, target: ModelSettings, own: Mapping[str, Any]) -> ModelSettings:

@@ -347,7 +347,7 @@ _BY_NAME: Mapping[str, Option] = {o.name: o for o in (*RUN, *SERVING)}
 
 
 def as_flag(name: str, value: str | None) -> str:
-    """The spelling of an option on the command line (errors.Spelling): `-c 512`."""
+    """An option as the command line has it (errors.OptionNames): `-c 512`."""
     known = _BY_NAME.get(name)
     flag = known.flags[0] if known is not None else f"--{name.replace('_', '-')}"
     return flag if value is None else f"{flag} {value}"
@@ -360,7 +360,7 @@ def option_named(name: str) -> str:
 
 
 def as_argument(name: str, value: str | None) -> str:
-    """The spelling of an option in Python (errors.Spelling): `max_model_len=512`."""
+    """An option as Python has it (errors.OptionNames): `max_model_len=512`."""
     known = _BY_NAME.get(name)
     argument = (known.argument if known is not None else "") or name
     if value is None:

@@ -42,7 +42,7 @@ MAX_PENDING = 64  # bytes that spell no token of the target
 _LONGEST_PIECE = 4096  # bytes of a token of the draft; a longer one ends the draft
 
 
-class Spelling:
+class Retokenization:
     """end_ids: of the target, with which its generation ends.
 
     certain: the tokens that are settled, each with the product of the draft's probabilities of the tokens
@@ -77,7 +77,7 @@ class Spelling:
         else:
             self._parts.append((len(self._rest), probability))
             self._rest += piece
-            self._spell()
+            self._retokenize()
 
     def _finish(self) -> None:
         """What is pending is certain, since no text follows."""
@@ -85,7 +85,7 @@ class Spelling:
             self._emit(token)
         self.pending, self._rest, self._parts = [], b"", []
 
-    def _spell(self) -> None:
+    def _retokenize(self) -> None:
         """Tokenise the rest up to an incomplete character; the draft ends where the tokens spell another
         text.
         """
@@ -208,19 +208,19 @@ class _Draft:
     draft model has drafted after them.
     """
 
-    spelling: Spelling
+    retokenized: Retokenization
     base: list[int] = field(default_factory=list)
     own: list[int] = field(default_factory=list)
 
     def at(self, n: int) -> Proposal | None:
         """The proposal after n tokens of the draft, None where there is none yet."""
         i = n - len(self.base)
-        return self.spelling.certain[i] if i < len(self.spelling.certain) else None
+        return self.retokenized.certain[i] if i < len(self.retokenized.certain) else None
 
     def follows(self, draft: Sequence[int]) -> bool:
         """Whether it goes on after this draft."""
         n = len(self.base)
-        mine = [p.token for p in self.spelling.certain[: max(0, len(draft) - n)]]
+        mine = [p.token for p in self.retokenized.certain[: max(0, len(draft) - n)]]
         return len(draft) >= n and [*self.base, *mine] == list(draft)
 
 
@@ -252,7 +252,7 @@ class _TargetRule:
         ahead: Sequence[int] = (),  # noqa: ARG002
     ) -> SampledToken:
         """history, mask, ahead: not used, since they are of the draft's tokens."""
-        drafted = [*self.draft.base, *self.draft.spelling.tokens, *self.draft.spelling.pending]
+        drafted = [*self.draft.base, *self.draft.retokenized.tokens, *self.draft.retokenized.pending]
         return self._sampler.choose(row, self._text.tokens, margin, self._mask, drafted)
 
     def final_logprobs(
@@ -321,7 +321,7 @@ class ForeignDrafter(CachingDrafter, like=MODEL):
                 seq: self._sequences[seq].draft.own
                 for seq, draft in drafts.items()
                 if self._sequences[seq].draft.at(len(draft)) is None
-                and not self._sequences[seq].draft.spelling.ended
+                and not self._sequences[seq].draft.retokenized.ended
             }
             if not waiting:
                 break
@@ -386,15 +386,15 @@ class ForeignDrafter(CachingDrafter, like=MODEL):
             self._texts.pop(seq_id, None)
 
     def _draft(self, base: Sequence[int] = ()) -> _Draft:
-        return _Draft(Spelling(self._translation, self._end_ids), list(base))
+        return _Draft(Retokenization(self._translation, self._end_ids), list(base))
 
     def _add(self, draft: _Draft, chosen: Proposal | None) -> None:
         """The draft model's next token, None where it has none."""
         if chosen is None:
-            draft.spelling.ended = True
+            draft.retokenized.ended = True
             return
         draft.own.append(chosen.token)
-        draft.spelling.add(chosen.token, chosen.confidence)
+        draft.retokenized.add(chosen.token, chosen.confidence)
 
     def _write_history(self, seq_id: int, base: Sequence[int] = ()) -> None:
         """Make the draft model's history the text and `base`, tokens of the target, in the draft's tokens."""

@@ -164,7 +164,7 @@ class ModelLoader:
                 {"message": "a model could not be loaded", "exception": error}
             )
             error = SpecllamaError("something unexpected went wrong")
-        error = error.spelled(as_flag)
+        error = error.with_option_names(as_flag)
         self._say(f"{service.name} cannot be loaded: {error.message}")
         self._fail_waiters(service, error)
         return error

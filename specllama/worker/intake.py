@@ -39,7 +39,7 @@ from specllama.worker.loader import Loaded
 from specllama.worker.output import SequenceOutput
 from specllama.worker.prefix_persister import PrefixPersister
 from specllama.worker.prompts import Prompt, Prompts
-from specllama.worker.queries import answer_query, open_reasoning_tag, spelt_end
+from specllama.worker.queries import answer_query, end_of_prompt, open_reasoning_tag
 
 # A request between its message and the engine: the checked and prepared parts, and its owner.
 
@@ -338,7 +338,7 @@ class RequestIntake:
         is_begun = chat is not None and chat.is_begun
         goes_on = chat is not None and is_begun and not chat.prefix  # reasoning that has begun
         tag = calls.thought_tag if goes_on else open_reasoning_tag(model, prompt.ids)
-        begun = not tag and (is_begun or calls.reasoning_is_over(spelt_end(model, prompt.ids)))
+        begun = not tag and (is_begun or calls.reasoning_is_over(end_of_prompt(model, prompt.ids)))
         is_open, params, notes = self._loaded.settings.schema_open, accepted.params, list[str]()
         if isinstance(params.json_schema, str):
             used, problem = answer_schema(params.json_schema, message.strict_schema, is_open)

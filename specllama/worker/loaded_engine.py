@@ -32,7 +32,7 @@ from specllama.worker.intake import RequestIntake, Send, refusing
 from specllama.worker.load_info import load_info
 from specllama.worker.loader import Loaded, load
 from specllama.worker.no_draft_reason import drafting_verdict
-from specllama.worker.output import SequenceOutput, spelt
+from specllama.worker.output import SequenceOutput, detokenize
 from specllama.worker.prefix_persister import PrefixPersister
 from specllama.worker.prompts import Prompts
 from specllama.worker.queries import compile_template, slots
@@ -282,7 +282,7 @@ class LoadedEngine:
             epsilon=self.engine.epsilon if profile.covers(len(g.history)) else None,
             unmeasured=unmeasured,
             slot=g.seq_id,
-            prompt=spelt(self.loaded.model, g.request.prompt) if r.show_prompt else "",
+            prompt=detokenize(self.loaded.model, g.request.prompt) if r.show_prompt else "",
             complete=g.complete,
         )
 

@@ -13,12 +13,12 @@ from specllama.core.sequence import Generation, TokenLogprobs
 from specllama.llama.model import LlamaModel
 from specllama.text.detokenizer import TokenWriter
 
-# The bytes and the text that ids stand for, control tokens spelt out.
+# The bytes and the text that ids stand for, control tokens by their names.
 
 
-def spelt(model: LlamaModel, ids: Sequence[int], skip_special: bool = False) -> str:
-    """The text of ids, control tokens spelt out or left out."""
-    pieces = (model.piece(i) if skip_special else token_bytes(model, i) for i in ids)
+def detokenize(model: LlamaModel, ids: Sequence[int], special: bool = True) -> str:
+    """The text of ids, control tokens by their names or, without `special`, left out."""
+    pieces = (token_bytes(model, i) if special else model.piece(i) for i in ids)
     return b"".join(pieces).decode("utf-8", "replace")
 
 

@@ -11,7 +11,7 @@ from specllama.llama.model import LlamaModel
 from specllama.text.reasoning import closing_tag
 from specllama.text.template_process import IsolatedTemplate, TemplateProcess
 from specllama.worker.loader import Loaded
-from specllama.worker.output import SequenceOutput, spelt, token_bytes
+from specllama.worker.output import SequenceOutput, detokenize, token_bytes
 from specllama.worker.prompts import Prompts
 
 _PART_IDS, _PART_CHARS = 1024, 8 * 1024  # of a part of an answer: the front reads it in a few milliseconds
@@ -77,7 +77,7 @@ def _detokenized(model: LlamaModel, question: protocol.Detokenize, prompts: Prom
     if not all(isinstance(i, int) and not isinstance(i, bool) and 0 <= i < known for i in question.ids):
         raise UsageError(f"token ids must be from 0 to {known - 1}")
     prompts.limit.check_size(sum(len(token_bytes(model, i)) for i in question.ids))
-    return spelt(model, question.ids, question.skip_special)
+    return detokenize(model, question.ids, special=not question.skip_special)
 
 
 def _texts(text: str) -> Iterator[tuple[str, bool]]:
@@ -131,9 +131,9 @@ def slots(
 
 def open_reasoning_tag(model: LlamaModel, ids: Sequence[int]) -> str:
     """The tag that closes the reasoning opened at the end of the prompt; "" if none is open there."""
-    return closing_tag(spelt_end(model, ids))
+    return closing_tag(end_of_prompt(model, ids))
 
 
-def spelt_end(model: LlamaModel, ids: Sequence[int]) -> str:
-    """The last words of a prompt, control tokens spelt out."""
-    return spelt(model, ids[-_TAIL:])
+def end_of_prompt(model: LlamaModel, ids: Sequence[int]) -> str:
+    """The last words of a prompt, control tokens by their names."""
+    return detokenize(model, ids[-_TAIL:])

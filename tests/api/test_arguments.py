@@ -24,7 +24,7 @@ from specllama.config.load_options import LoadOptions
 from specllama.config.options import as_argument
 from specllama.config.sources import read_file
 from specllama.core.sampling.params import PARAMETERS
-from specllama.errors import NotFoundError, UsageError, option, spelled
+from specllama.errors import NotFoundError, UsageError, option, with_option_names
 from specllama.text.prompt_parts import template_variables
 
 
@@ -334,8 +334,8 @@ class TestOptions:
     ids=str,
 )
 def test_options_in_messages_are_arguments(canonical: str, spelling: str) -> None:
-    assert spelled(canonical, as_argument) == spelling
-    error = UsageError("no: " + canonical, canonical).spelled(as_argument).prefixed("prompt 1: ")
+    assert with_option_names(canonical, as_argument) == spelling
+    error = UsageError("no: " + canonical, canonical).with_option_names(as_argument).prefixed("prompt 1: ")
     assert (type(error), error.message, error.hint) == (UsageError, "prompt 1: no: " + spelling, spelling)
 
 

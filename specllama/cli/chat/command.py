@@ -228,7 +228,7 @@ def _offer_to_save(session: ChatSession, reader: InputReader) -> None:
 
 
 def _show_error(error: SpecllamaError) -> None:
-    shown = error.spelled(console.as_flag)
+    shown = error.with_option_names(console.as_flag)
     console.error(visible(shown.message), visible(shown.hint))  # may quote a file
 
 

@@ -151,7 +151,7 @@ def test_unusable_texts_are_refused_with_a_reason(
     with pytest.raises(UsageError) as caught:
         workloads.load_texts(str(path))
     assert needle in caught.value.message
-    assert caught.value.spelled(as_flag).message.startswith("--text: ")
+    assert caught.value.with_option_names(as_flag).message.startswith("--text: ")
     assert len(caught.value.message) < 600
 
 
@@ -161,6 +161,6 @@ def test_missing_or_endless_text_files_are_refused(tmp_path: Path) -> None:
     for path in (str(tmp_path), "", "a\0b"):
         with pytest.raises(UsageError) as caught:
             workloads.load_texts(path)
-        assert caught.value.spelled(as_flag).message.startswith("--text")
+        assert caught.value.with_option_names(as_flag).message.startswith("--text")
     with pytest.raises(UsageError, match="larger than"):
         workloads.load_texts("/dev/zero")

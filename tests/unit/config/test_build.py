@@ -172,24 +172,24 @@ def test_errors_name_the_option_in_the_spelling_of_the_front(
 ) -> None:
     with pytest.raises(SpecllamaError) as caught:
         built(values)
-    assert caught.value.spelled(as_flag).message.startswith(flag)
-    assert caught.value.spelled(as_argument).message.startswith(argument)
+    assert caught.value.with_option_names(as_flag).message.startswith(flag)
+    assert caught.value.with_option_names(as_argument).message.startswith(argument)
 
 
 def test_an_error_names_the_file_or_variable_of_the_value() -> None:
     values = Values({"top_p": 3.0, "n_ctx_draft": -1, "file": "x"}, {"top_p": "a.toml, line 2: top-p"})
     with pytest.raises(UsageError) as caught:
         build.sampling(values)
-    assert caught.value.spelled(as_flag).message.startswith(
+    assert caught.value.with_option_names(as_flag).message.startswith(
         "a.toml, line 2: top-p must be a number from 0 to 1"
     )
     with pytest.raises(UsageError) as caught:
         build.load_settings(values)
-    assert caught.value.spelled(as_flag).message.startswith("-cd must be")
+    assert caught.value.with_option_names(as_flag).message.startswith("-cd must be")
     values = Values({"n_ctx_draft": -1}, {"n_ctx_draft": "SPECLLAMA_N_CTX_DRAFT"})
     with pytest.raises(UsageError) as caught:
         build.load_settings(values)
-    assert caught.value.spelled(as_flag).message.startswith("SPECLLAMA_N_CTX_DRAFT must be")
+    assert caught.value.with_option_names(as_flag).message.startswith("SPECLLAMA_N_CTX_DRAFT must be")
 
 
 def test_options_that_name_files(tmp_path: Path) -> None:
@@ -197,7 +197,7 @@ def test_options_that_name_files(tmp_path: Path) -> None:
     assert build.sampling({"grammar_file": str(tmp_path / "a.gbnf")}) == {"grammar": 'root ::= "a"'}
     with pytest.raises(NotFoundError) as caught:
         read_text(str(tmp_path / "none"), "grammar_file")
-    assert caught.value.spelled(as_flag).message.startswith("--grammar-file: there is no file")
+    assert caught.value.with_option_names(as_flag).message.startswith("--grammar-file: there is no file")
     with pytest.raises(UsageError, match="cannot be read"):
         read_text(str(tmp_path), "grammar_file")
     with pytest.raises(UsageError, match="not a usable path"):

@@ -11,7 +11,7 @@ from specllama.config import options, options_measuring
 from specllama.config.option import Option
 from specllama.config.options import OF_ONE_MODEL, STORED, as_argument, as_flag
 from specllama.core.sampling.params import PARAMETERS
-from specllama.errors import SpecllamaError, UsageError, option, spelled
+from specllama.errors import SpecllamaError, UsageError, option, with_option_names
 
 TABLES = {
     "run": options.RUN,
@@ -66,12 +66,12 @@ def test_run_has_these_panels() -> None:
 
 def test_options_are_spelled_for_each_front() -> None:
     text = f"{option('n_ctx', 512)} or {option('draft_model', 'none')} or {option('raw')}"
-    assert spelled(text, as_flag) == "-c 512 or -md none or --raw"
-    assert spelled(text, as_argument) == "max_model_len=512 or speculative_model=None or generate"
+    assert with_option_names(text, as_flag) == "-c 512 or -md none or --raw"
+    assert with_option_names(text, as_argument) == "max_model_len=512 or speculative_model=None or generate"
     assert as_flag("allowed_host", None) == "--allowed-host"
     assert as_flag("some_option", None) == "--some-option"
     assert as_argument("flash_attn", "off") == "flash_attn='off'"
-    assert spelled("no reference: \ue000, n_ctx", as_flag) == "no reference: \ue000, n_ctx"
+    assert with_option_names("no reference: \ue000, n_ctx", as_flag) == "no reference: \ue000, n_ctx"
 
 
 def test_an_error_keeps_its_option_as_plain_data() -> None:
@@ -79,7 +79,7 @@ def test_an_error_keeps_its_option_as_plain_data() -> None:
     assert (error.message, error.hint) == ("n_ctx_draft must be less", "use n_ctx=5")
     again = SpecllamaError.from_dict(error.to_dict())
     assert (type(again), again.option, again.details) == (UsageError, "n_ctx_draft", {"n": 1})
-    flags = again.spelled(as_flag).prefixed("prompt 1: ")
+    flags = again.with_option_names(as_flag).prefixed("prompt 1: ")
     assert (flags.message, flags.hint) == ("prompt 1: -cd must be less", "use -c 5")
     assert str(again) == "n_ctx_draft must be less\nuse n_ctx=5", "the original is unchanged"
     assert again.renamed("n_ctx").message == "n_ctx must be less"

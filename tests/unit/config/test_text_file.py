@@ -56,7 +56,7 @@ def test_anything_else_is_refused_with_its_place(tmp_path: Path, data: bytes, wh
     path.write_bytes(data)
     with pytest.raises(UsageError) as caught:
         read_text(str(path), "grammar_file")
-    message = caught.value.spelled(as_flag).message
+    message = caught.value.with_option_names(as_flag).message
     assert message.startswith(f"--grammar-file: {path}")
     assert message.endswith(why)
 

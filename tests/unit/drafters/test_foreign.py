@@ -18,7 +18,7 @@ from specllama.core.sampling.sampler import KeyedSampler
 from specllama.core.sequence import Generation, Request
 from specllama.core.translation import KeptTokens, whole_characters
 from specllama.drafters.copy import CopyDrafter
-from specllama.drafters.foreign import MAX_STEPS, MAX_TAIL, ForeignDrafter, RetokenizedText, Spelling
+from specllama.drafters.foreign import MAX_STEPS, MAX_TAIL, ForeignDrafter, Retokenization, RetokenizedText
 from specllama.testing import Memory, TableContext, table_row
 from tests.support.examples import examples
 from tests.support.spellers import DRAFT, N_TARGET, TARGET, Letters, letters
@@ -37,11 +37,11 @@ def own(piece: bytes) -> int:
     return int(BETWEEN.ids.ids[DRAFT.index(piece)])
 
 
-def spell(*pieces: bytes, probability: float = 0.5) -> Spelling:
-    spelling = Spelling(BETWEEN, {0})
+def retokenize(*pieces: bytes, probability: float = 0.5) -> Retokenization:
+    retokenized = Retokenization(BETWEEN, {0})
     for piece in pieces:
-        spelling.add(own(piece), probability)
-    return spelling
+        retokenized.add(own(piece), probability)
+    return retokenized
 
 
 def drafter_of(rows=None, n_ctx: int = 512, n_slots: int = 1, memory: Memory = "full") -> ForeignDrafter:
@@ -60,16 +60,16 @@ def test_bytes_of_a_split_character_are_read_and_proposed_as_they_are() -> None:
     assert BETWEEN.read([target(b"\xc3"), target(b"\xa4"), target(b"\xc3")]) == [
         own(b"\xc3"), own(b"\xa4"), own(b"\xc3")
     ]  # fmt: skip
-    assert spell(b"\xa4").tokens == [target(b"\xa4")]
+    assert retokenize(b"\xa4").tokens == [target(b"\xa4")]
     assert [whole_characters(data) for data in (b"", b"a", b"a\xc3", b"a\xc3\xa4", b"\xe2\x96", b"\xa4")] == [
         0, 1, 1, 3, 0, 1
     ]  # fmt: skip
 
 
 def test_a_shared_token_that_cannot_grow_is_proposed_at_once() -> None:
-    assert spell(b"c").tokens == []  # the target has cde, which the draft lacks
-    assert spell(b"f").pending == [target(b"f")]
-    assert not BETWEEN.may_grow[target(b"de")] or spell(b"de").tokens == []
+    assert retokenize(b"c").tokens == []  # the target has cde, which the draft lacks
+    assert retokenize(b"f").pending == [target(b"f")]
+    assert not BETWEEN.may_grow[target(b"de")] or retokenize(b"de").tokens == []
 
 
 @pytest.mark.parametrize(
@@ -83,22 +83,22 @@ def test_a_shared_token_that_cannot_grow_is_proposed_at_once() -> None:
     ],
 )
 def test_other_text_is_tokenised_as_the_target_does_up_to_what_may_grow(pieces, certain, pending) -> None:
-    spelling = spell(*pieces)
-    assert [TARGET[token] for token in spelling.tokens] == certain
-    assert [TARGET[token] for token in spelling.pending] == pending
+    retokenized = retokenize(*pieces)
+    assert [TARGET[token] for token in retokenized.tokens] == certain
+    assert [TARGET[token] for token in retokenized.pending] == pending
 
 
 def test_the_confidence_is_the_product_over_the_tokens_that_spell_one() -> None:
-    spelling = spell(b"c", b"de")
-    assert [p.confidence for p in spelling.certain] == [0.25]
-    spelling = spell(b"abcd", b"e", b"f")
-    assert [p.confidence for p in spelling.certain] == [0.5, 0.25]  # the d of abcd counts to abc alone
+    retokenized = retokenize(b"c", b"de")
+    assert [p.confidence for p in retokenized.certain] == [0.25]
+    retokenized = retokenize(b"abcd", b"e", b"f")
+    assert [p.confidence for p in retokenized.certain] == [0.5, 0.25]  # the d of abcd counts to abc alone
 
 
 def test_an_end_token_ends_the_draft_after_what_is_pending() -> None:
-    spelling = spell(b"c", b"")
-    assert spelling.tokens == [target(b"c"), 0]
-    assert spelling.ended
+    retokenized = retokenize(b"c", b"")
+    assert retokenized.tokens == [target(b"c"), 0]
+    assert retokenized.ended
 
 
 def test_a_draft_that_spells_nothing_ends() -> None:
@@ -108,27 +108,27 @@ def test_a_draft_that_spells_nothing_ends() -> None:
     for n in (1, 2):
         assert drafter.step({0: []}) == {}
         assert len(drafter.context.widths) <= n * MAX_STEPS
-    assert spell(b"\xe2").tokens == spell(b"\xe2").pending == []
-    assert not spell(b"\xe2").ended
-    assert spell(b"\xe2", b"\xe2").ended
+    assert retokenize(b"\xe2").tokens == retokenize(b"\xe2").pending == []
+    assert not retokenize(b"\xe2").ended
+    assert retokenize(b"\xe2", b"\xe2").ended
 
 
 def test_a_huge_token_of_the_draft_ends_it() -> None:
     """A damaged vocabulary costs no time in the tokenizer of the target."""
     pieces = [*DRAFT, b"x" * (1 << 20)]
     kept = KeptTokens(np.array([*BETWEEN.ids.ids, N_SHARED_SPACE]), N_SHARED_SPACE + 1, lambda _token: 0)
-    spelling = Spelling(replace(BETWEEN, draft=Letters(pieces), ids=kept), {0})
-    spelling.add(N_SHARED_SPACE, 0.5)
-    assert spelling.ended
-    assert spelling.tokens == spelling.pending == []
+    retokenized = Retokenization(replace(BETWEEN, draft=Letters(pieces), ids=kept), {0})
+    retokenized.add(N_SHARED_SPACE, 0.5)
+    assert retokenized.ended
+    assert retokenized.tokens == retokenized.pending == []
 
 
 def test_probabilities_before_a_control_token_do_not_count_after_it() -> None:
-    spelling = spell(b"\xe2", b"", probability=0.5)
-    spelling.add(own(b"abcd"), 0.25)
-    spelling.add(own(b"e"), 1.0)
-    spelling.add(own(b"f"), 1.0)
-    assert [p.confidence for p in spelling.certain] == [0.5, 0.25, 1.0]
+    retokenized = retokenize(b"\xe2", b"", probability=0.5)
+    retokenized.add(own(b"abcd"), 0.25)
+    retokenized.add(own(b"e"), 1.0)
+    retokenized.add(own(b"f"), 1.0)
+    assert [p.confidence for p in retokenized.certain] == [0.5, 0.25, 1.0]
 
 
 @given(st.lists(st.integers(0, N_TARGET - 1), max_size=300), st.lists(st.integers(1, 40), max_size=20))

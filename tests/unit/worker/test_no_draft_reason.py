@@ -18,7 +18,7 @@ from specllama.core.policy.fixed import Fixed
 from specllama.core.policy.planner import Planner
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.sequence import Generation, Request
-from specllama.errors import spelled
+from specllama.errors import with_option_names
 from specllama.testing import ScriptedDrafter, TableContext
 from specllama.worker.no_draft_reason import drafting_verdict
 
@@ -140,9 +140,12 @@ def test_drafts_that_the_settings_of_a_fixed_length_leave_out():
         drafter = ScriptedDrafter(lambda _history, draft: None if draft else 7, "model", confidence)
         return off_reason(World(EXPENSIVE), Fixed([drafter], 8, n_min, p_min), 100)
 
-    assert spelled(reason(0.4, 0, 0.5), as_flag) == "all drafts were less probable than --draft-p-min 0.5"
-    assert spelled(reason(0.9, 2, 0.0), as_flag) == "all drafts were shorter than --draft-min 2"
-    assert spelled(reason(0.4, 2, 0.5), as_flag) == (
+    assert (
+        with_option_names(reason(0.4, 0, 0.5), as_flag)
+        == "all drafts were less probable than --draft-p-min 0.5"
+    )
+    assert with_option_names(reason(0.9, 2, 0.0), as_flag) == "all drafts were shorter than --draft-min 2"
+    assert with_option_names(reason(0.4, 2, 0.5), as_flag) == (
         "all drafts were less probable than --draft-p-min 0.5 or shorter than --draft-min 2"
     )
 

@@ -67,7 +67,7 @@ class OllamaOptions(ParameterReader):
     penalize_newline: bool | None = None
 
     path: ClassVar[str] = "options."
-    spelled: ClassVar[Mapping[str, str]] = {"json_schema": "format", "max_tokens": "options.num_predict"}
+    field_names: ClassVar[Mapping[str, str]] = {"json_schema": "format", "max_tokens": "options.num_predict"}
 
     @model_validator(mode="before")
     @classmethod

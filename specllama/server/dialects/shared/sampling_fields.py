@@ -220,7 +220,7 @@ class ParameterReader(ParameterFields):
 
     n_indent: indentation of the lines after the first, in blanks and tabs; the text ends before a line with
     less. t_max_prompt_ms, t_max_predict_ms: time limits of prompt and text, 0 or less for none. path: prefix
-    of field names in errors; spelled: names in errors of parameters that other fields set.
+    of field names in errors; field_names: names in errors of parameters that other fields set.
     """
 
     samplers: Annotated[str, Field(max_length=32)] | Annotated[list[SamplerName], AtMost(32)] | None = None
@@ -229,7 +229,7 @@ class ParameterReader(ParameterFields):
     t_max_predict_ms: Milliseconds = 0
 
     path: ClassVar[str] = ""
-    spelled: ClassVar[Mapping[str, str]] = {}
+    field_names: ClassVar[Mapping[str, str]] = {}
     aliases: ClassVar[Mapping[str, str]] = {}
 
     @classmethod
@@ -263,7 +263,7 @@ class ParameterReader(ParameterFields):
         Raises FieldError.
         """
         params: JsonObject = {}
-        sent: dict[str, str] = dict(self.spelled)
+        sent: dict[str, str] = dict(self.field_names)
         for name, parameter in PARAMETERS.items():
             field = next((f for f in parameter.api_fields if getattr(self, f) is not None), None)
             if field is not None:
@@ -275,7 +275,7 @@ class ParameterReader(ParameterFields):
         try:
             SamplingParams.merge(params)
         except UsageError as error:
-            message = error.spelled(lambda name, _: sent.get(name, name)).message
+            message = error.with_option_names(lambda name, _: sent.get(name, name)).message
             field = sent.get(error.option, error.option)
             raise FieldError(message, field if error.option in params else None) from None
         return params

@@ -16,7 +16,7 @@ import pytest
 
 from specllama.config.load import LoadSettings, ModelSettings
 from specllama.config.options import as_flag
-from specllama.errors import ResourceError, UsageError, spelled
+from specllama.errors import ResourceError, UsageError, with_option_names
 from specllama.gguf.header import Header, read_header, read_source
 from specllama.gguf.parse import TensorInfo
 from specllama.heads.check import check_model
@@ -220,7 +220,7 @@ def advice(**settings: Any) -> tuple[ResourceError, list[str]]:
     draft = settings.pop("draft", DRAFT)
     with pytest.raises(ResourceError) as caught:
         plan(draft=draft, **settings)
-    hint = caught.value.spelled(as_flag).hint
+    hint = caught.value.with_option_names(as_flag).hint
     assert "\n" not in hint
     return caught.value, re.split(r", or with ", hint.removeprefix("It would fit with ").removesuffix("."))
 
@@ -371,9 +371,9 @@ def test_context_beyond_training_is_a_warning() -> None:
     assert plan(100, target=target).warnings == ()
     (warning,) = plan(100, target=target, n_ctx=8192).warnings
     assert "T was trained on 4096 tokens, n_ctx is 8192" in warning
-    assert "-c 4096" in spelled(warning, as_flag)
+    assert "-c 4096" in with_option_names(warning, as_flag)
     (warning,) = plan(100, draft=model("D", n_layer=2, n_ctx_train=2048)).warnings
-    assert "-cd 2048" in spelled(warning, as_flag)
+    assert "-cd 2048" in with_option_names(warning, as_flag)
 
 
 @pytest.mark.parametrize(
