@@ -260,7 +260,7 @@ _SHARED = """
 const [given, done] = arguments;
 const [race, card] = JSON.parse(given.replaceAll("HALF", "\\ud800"));
 const textOf = (name) => fetch(`/page/${name}`).then((response) => response.text());
-Promise.all([import('/page/share.js'), textOf('exhibit.js'), textOf('exhibit.css')]).then(
+Promise.all([import('/page/race.js'), textOf('exhibit.js'), textOf('exhibit.css')]).then(
   ([{sharedFile}, code, style]) => done(encodeURIComponent(sharedFile(code, style, {race, card}))));
 """
 HOSTILE = (

@@ -236,6 +236,15 @@ def test_modules_form_no_circle() -> None:
     assert circle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c", "b"]
 
 
+def test_modules_of_the_page_form_no_circle() -> None:
+    """Those that are imported when they are used included."""
+    imported = re.compile(r"""(?:\bfrom|\bimport|\bimport\() ?["']\./([\w.]+)["']""")
+    files = list((PACKAGE / "server/static").glob("*.js"))
+    graph = {path.name: set(imported.findall(path.read_text("utf-8"))) for path in files}
+    assert circle(graph) == []
+    assert graph["card.js"] >= {"race.js", "dom.js"}
+
+
 def test_nobody_imports_the_worker() -> None:
     assert [i for i in ours() if folder(i.imported) == "worker" and folder(i.importer) != "worker"] == []
 

@@ -4,8 +4,9 @@ import { openDialog } from "./dialog.js";
 import { announce, button, counted, element, inSentences, keepFocus } from "./dom.js";
 import { cardOf } from "./exhibit.js";
 import { LEAST_PAIRS, LIMITED, MOST_OF_TASK, isSettled } from "./gain.js";
-import { BUSY_MACHINE, aboutServer, alternating, busySlots, comparedPairs, sameText, wasBusy, whyNot } from "./race.js";
-import { results, share } from "./results.js";
+import {
+	BUSY_MACHINE, aboutServer, alternating, busySlots, comparedPairs, latest, sameText, share, wasBusy, whyNot,
+} from "./race.js";
 
 const SECONDS = 180; // after which nothing further begins
 const [SHORTEST, FIRST, LONGEST] = [24, 48, 128]; // tokens of a run
@@ -108,11 +109,11 @@ async function measure({ model, props }, place, signal) {
 		refuse(place, note || "Stopped before anything was measured.", again);
 		return;
 	}
-	results.card = cardData(tasks, model, props, note);
+	latest.card = cardData(tasks, model, props, note);
 	draw();
 	put(place, shown, element("div", { class: "actions" },
 		button("Save as a file", () => share(), { title: "An HTML file with this card" }), button("Measure again", again)));
-	announce(results.card.sentence);
+	announce(latest.card.sentence);
 }
 
 /** Settings that are read at each request, with more of them. */

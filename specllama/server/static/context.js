@@ -1,11 +1,10 @@
 // How much of the context the conversation takes: by its last answer, or counted by the server after changes, and with
 // what is typed and attached.
 
-import { json } from "./api.js";
 import { byId, whole } from "./dom.js";
-import { asked } from "./generate.js";
+import { count } from "./generate.js";
 import { noticed, say, takeBack } from "./notice.js";
-import { starts, textOf, turns } from "./turns.js";
+import { starts, textOf } from "./turns.js";
 
 const FULL_SHARE = 0.9; // of the context from which on the gauge warns
 const LONG = 2000; // characters from which on what is typed is counted
@@ -13,13 +12,6 @@ const LONGEST = 16; // characters a token: longer texts are not counted
 const PAUSE = 500; // milliseconds after a change
 const FULL = "The context is almost full: an answer ends when it is.";
 const LONGER = "With what is typed and attached the conversation is longer than the context: it will be refused as it is.";
-
-/** Tokens of the prompt that these messages make. */
-export async function count(messages, system, model) {
-	const { messages: sent } = asked({ messages: turns(messages), system });
-	const counted = await json("/v1/chat/completions/input_tokens", { body: { model: model || undefined, messages: sent } });
-	return counted.input_tokens;
-}
 
 export class Context {
 	#models;

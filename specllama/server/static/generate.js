@@ -1,7 +1,8 @@
 // Asks the server for an answer and follows it. Knows no elements.
 
-import { events, request } from "./api.js";
+import { events, json, request } from "./api.js";
 import { Trace } from "./trace.js";
+import { turns } from "./turns.js";
 
 /**
  * An answer while it is written. times: of each arrival, the seconds since the request and all characters so far.
@@ -122,4 +123,11 @@ export async function generate(body, { signal, grown, answer = new Answer() }) {
 		grown?.(answer, event);
 	}
 	return answer;
+}
+
+/** Tokens of the prompt that these messages make. */
+export async function count(messages, system, model) {
+	const { messages: sent } = asked({ messages: turns(messages), system });
+	const counted = await json("/v1/chat/completions/input_tokens", { body: { model: model || undefined, messages: sent } });
+	return counted.input_tokens;
 }

@@ -1,6 +1,6 @@
 // Leaving the oldest turns out of requests.
 
-import { count } from "./context.js";
+import { count } from "./generate.js";
 import { starts } from "./turns.js";
 
 const SHARE = 0.75; // of the context that the rest may take

@@ -1,4 +1,5 @@
-// The race: one prompt and one seed, plain and speculative in turn, then both shown at their pace.
+// The race: one prompt and one seed, plain and speculative in turn, then both shown at their pace; and the file in which
+// it is shared.
 
 import { json } from "./api.js";
 import { openDialog } from "./dialog.js";
@@ -6,15 +7,17 @@ import { announce, button, counted, duration, element, inSentences, keepFocus, n
 import { lanesOf, replay } from "./exhibit.js";
 import { LEAST_PAIRS, LIMITED, MOST_OF_RACE, compared, inFigures, isSettled } from "./gain.js";
 import { asked, generate } from "./generate.js";
+import { say } from "./notice.js";
 import { deviceInWords, draftNames } from "./panel.js";
-import { results, share } from "./results.js";
 import { loadStyle } from "./styles.js";
+import { download } from "./transfer.js";
 
 loadStyle("exhibit.css");
 const LENGTHS = [64, 128, 256, 512];
 const BUSY = "The server is writing another text, which would disturb the times. Try again when it is idle.";
 export const BUSY_MACHINE = "Something else kept the machine busy, so these times are uncertain";
 const LONGEST = 120; // seconds after which no further pair begins
+export const latest = { race: null, card: null }; // last on this page
 
 /** Open the race. context: {prompt, system, model, settings, props}. */
 export function openRace({ prompt, system, model, settings, props }) {
@@ -194,7 +197,7 @@ async function show(pairs, { prompt, model, settings, props, busy, put, signal }
 		return;
 	}
 	const notes = busy ? `${details} Another text was being written at the same time, so these times are not exact.` : details;
-	results.race = {
+	latest.race = {
 		prompt, verdict, details: notes, model, props,
 		settings: { max_tokens: settings.max_tokens, seed: settings.seed },
 		plain: typical.plain, speculative: typical.speculative,
@@ -266,4 +269,72 @@ export function sameText(pairs) {
 	while (first.text[at] === other.text[at]) at++;
 	const ties = runs.some((run) => run.near_ties);
 	return `The texts differ from character ${at + 1} on${ties ? ", where two tokens were almost equally likely" : ""}.`;
+}
+
+// The file: a race and a card as one HTML file, which loads nothing and runs exhibit.js alone; what a model wrote is data in it.
+
+const BASE = `
+*, *::before, *::after { box-sizing: border-box; }
+body { max-width: 72rem; margin: 0 auto; padding: 1rem; background: var(--bg); color: var(--fg); font: 16px/1.55 system-ui, sans-serif; }
+h1 { font-size: 1.3rem; } h2 { font-size: 1.1rem; }
+.hint { color: var(--dim); font-size: 0.85rem; }
+button { min-height: 2.25rem; padding: 0.2rem 0.75rem; border: 1px solid var(--rule); border-radius: 0.5rem; background: var(--raised); color: inherit; font: inherit; }
+[data-source] { background: var(--other); } [data-source="target"] { background: none; }
+[data-source="model"] { background: var(--model); } [data-source="head"] { background: var(--head); } [data-source="copy"] { background: var(--copy); }
+[data-source="memory"] { background: var(--memory); } [data-source="grammar"] { background: var(--grammar); }
+`;
+const INVALID = /[\ud800-\udbff](?![\udc00-\udfff])|(?<![\ud800-\udbff])[\udc00-\udfff]/g;
+
+/** JSON that no HTML parser reads as anything but the text of its element. */
+const embedded = (data) =>
+	JSON.stringify(data).replace(/[<>&\u2028\u2029]/g, (c) => `\\u${c.charCodeAt(0).toString(16).padStart(4, "0")}`);
+
+const escaped = (text) => text.replace(/[<>&"']/g, (c) => `&#${c.charCodeAt(0)};`);
+
+const random = () => btoa(String.fromCharCode(...crypto.getRandomValues(new Uint8Array(18))));
+
+/** What a run shows, and nothing else. */
+const shownRun = ({ parts, times, seconds }) => ({ parts, times, seconds });
+
+/** The file. code: of exhibit.js; style: exhibit.css; race, card: what was measured, null for none. */
+export function sharedFile(code, style, { race, card }) {
+	const nonce = random();
+	const shown = race && {
+		prompt: race.prompt, verdict: race.verdict, details: race.details,
+		plain: shownRun(race.plain), speculative: shownRun(race.speculative),
+	};
+	const about = race ? aboutServer(race.props, race.model, race.settings) : [];
+	const title = `specllama: ${[race && "race", card && "what drafts gain"].filter(Boolean).join(" and ")}`;
+	const policy = `default-src 'none'; style-src 'nonce-${nonce}'; script-src 'nonce-${nonce}'; base-uri 'none'; form-action 'none'; require-trusted-types-for 'script'; trusted-types 'none'`;
+	const script = code.replace(/^export /gm, "");
+	const text = `<!doctype html>
+<html lang="en"><head><meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="${policy}">
+<title>${escaped(title)}</title>
+<style nonce="${nonce}">${BASE}${style}</style></head>
+<body><h1>${escaped(title)}</h1><main></main>
+<noscript><p>This file shows its figures with JavaScript.</p></noscript>
+<script type="application/json" id="data">${embedded({ about, race: shown, card })}</script>
+<script nonce="${nonce}">
+${script}
+exhibit(document.querySelector("main"), JSON.parse(document.getElementById("data").textContent));
+</script></body></html>
+`;
+	return text.replace(INVALID, "\ufffd");
+}
+
+const textOf = async (name) => (await fetch(new URL(name, import.meta.url))).text();
+
+/** Save what was measured on this page as a file. */
+export async function share() {
+	try {
+		const names = ["exhibit.js", "exhibit.css", "style.css"];
+		const [code, style, page] = await Promise.all(names.map(textOf));
+		const [colours] = page.match(/^:root \{.*?^\}/ms);
+		const name = `specllama-${new Date().toISOString().slice(0, 10)}.html`;
+		download(name, sharedFile(code, colours + style, latest), "text/html");
+	} catch (error) {
+		say(`The file could not be made: ${error.message}`);
+	}
 }
