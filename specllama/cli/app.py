@@ -25,9 +25,9 @@ _MODELS_COMMANDS = {
     "show": CommandEntry(
         "models_show:show", "cli.options:MODELS_SHOW", "Show what a model is, whether it fits, what drafts."
     ),
-    "add": CommandEntry("models_add:add", "cli.options:MODELS_ADD", "Give a file of your own a name."),
+    "add": CommandEntry("models:add", "cli.options:MODELS_ADD", "Give a file of your own a name."),
     "rm": CommandEntry("models:remove", "cli.options:MODELS_RM", "Remove downloaded models."),
-    "verify": CommandEntry("verify_models:verify", "cli.options:MODELS_VERIFY", "Hash models on disk again."),
+    "verify": CommandEntry("models:verify", "cli.options:MODELS_VERIFY", "Hash models on disk again."),
 }
 _CONFIG_COMMANDS = {
     "path": CommandEntry("config:path", "cli.options:CONFIG_PATH", "Print the path of your settings file."),

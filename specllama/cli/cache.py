@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from specllama.cli import console
-from specllama.cli.formatting import age, columns, listing, wrapped
+from specllama.cli.formatting import age, listing, wrapped
 from specllama.errors import NotFoundError, ResourceError
 from specllama.json_types import JsonObject
 from specllama.models.quants import size
@@ -39,27 +37,30 @@ evaluated with, in files that only you may read, within --cache-disk; --cache-di
 def ls(given: Mapping[str, Any]) -> int:
     """Print the states on disk, the newest first; returns 0. Raises ResourceError."""
     directory, states = _states()
-    now = time.time()
-    if given.get("json"):
-        about = [_about(state, now) for state in states]
-        report = {"schema": "specllama.cache/1", "path": str(directory.path), "bytes": _bytes(states)}
-        console.data(json.dumps({**report, "states": about}) + "\n")
-        return 0
-    width = columns(sys.stdout)
+    now, n_bytes = time.time(), sum(one.state.file_bytes for one in states)
+    about = [_about(state, now) for state in states]
+    report = {"schema": "specllama.cache/1", "path": str(directory.path), "bytes": n_bytes, "states": about}
+    return console.report(given, report, _lines(report, console.width()))
+
+
+def _lines(report: JsonObject, width: int | None) -> Iterator[str]:
+    states, path = report["states"], report["path"]
     if not states:
-        text = f"no prompts are kept in {directory.path}"
-        console.data("".join(f"{line}\n" for line in wrapped(text, width)))
-        return 0
-    total = f"{counted(len(states), 'prompt')}, {size(_bytes(states))}, in {directory.path}"
-    head = ("id", "model", "tokens", "size", "age", "uses")
+        yield from wrapped(f"no prompts are kept in {path}", width)
+        return
+    yield from wrapped(f"{counted(len(states), 'prompt')}, {size(report['bytes'])}, in {path}", width)
     rows = [
-        (*(one.id, printable(one.model) or "unknown", str(one.state.n_tokens), size(one.state.file_bytes)),
-         *(age(one.changed, now), str(one.uses)))
-        for one in states
-    ]  # fmt: skip
-    lines = [*wrapped(total, width), *listing(head, rows, width, least=(0, 1, 3))]
-    console.data("".join(f"{line}\n" for line in lines))
-    return 0
+        (
+            state["id"],
+            printable(state["model"]) or "unknown",
+            str(state["tokens"]),
+            size(state["bytes"]),
+            age(state["age_seconds"]),
+            str(state["uses"]),
+        )
+        for state in states
+    ]
+    yield from listing(("id", "model", "tokens", "size", "age", "uses"), rows, width, least=(0, 1, 3))
 
 
 def rm(given: Mapping[str, Any]) -> int:
@@ -71,13 +72,11 @@ def rm(given: Mapping[str, Any]) -> int:
     chosen = {one.state.name: one for name in given["names"] for one in _named(name, states)}
     with _possible(directory):
         remove_states(directory, chosen)
-    if given.get("json"):
-        removed = [{"id": s.id, "model": s.model, "bytes": s.state.file_bytes} for s in chosen.values()]
-        console.data(json.dumps({"schema": "specllama.cache-rm/1", "removed": removed}) + "\n")
-        return 0
-    for one in chosen.values():
-        console.data(f"removed {one.id}, {printable(one.model)}, {size(one.state.file_bytes)} freed\n")
-    return 0
+    removed: list[JsonObject] = [
+        {"id": s.id, "model": s.model, "bytes": s.state.file_bytes} for s in chosen.values()
+    ]
+    lines = (f"removed {s['id']}, {printable(s['model'])}, {size(s['bytes'])} freed" for s in removed)
+    return console.report(given, {"schema": "specllama.cache-rm/1", "removed": removed}, lines)
 
 
 def remove_all(given: Mapping[str, Any]) -> int:
@@ -85,12 +84,8 @@ def remove_all(given: Mapping[str, Any]) -> int:
     directory = StateDirectory(default_directory())
     with _possible(directory):
         n, n_bytes = clear(directory)
-    if given.get("json"):
-        report = {"schema": "specllama.cache-clear/1", "removed": n, "bytes": n_bytes}
-        console.data(json.dumps(report) + "\n")
-    else:
-        console.data(f"removed {counted(n, 'prompt')}, {size(n_bytes)} freed\n")
-    return 0
+    report = {"schema": "specllama.cache-clear/1", "removed": n, "bytes": n_bytes}
+    return console.report(given, report, [f"removed {counted(n, 'prompt')}, {size(n_bytes)} freed"])
 
 
 def _states() -> tuple[StateDirectory, list[ListedState]]:
@@ -120,10 +115,6 @@ def _named(name: str, states: Sequence[ListedState]) -> list[ListedState]:
         problem = "more than one prompt has" if by_id else "no prompt on disk has"
         raise NotFoundError(f"{problem} the id or model {name!r}", "specllama cache lists them")
     return matches
-
-
-def _bytes(states: Sequence[ListedState]) -> int:
-    return sum(one.state.file_bytes for one in states)
 
 
 def _about(one: ListedState, now: float) -> JsonObject:

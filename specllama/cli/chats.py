@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from specllama.cli import console
 from specllama.cli.chat.library import ChatLibrary, SavedChat, to_remove
-from specllama.cli.formatting import age, columns, listing, wrapped
+from specllama.cli.formatting import age, listing, wrapped
 from specllama.json_types import JsonObject
 from specllama.models.quants import size
 from specllama.text.terminal import printable
@@ -31,33 +29,34 @@ a model has computed from it is in specllama cache.
 def ls(given: Mapping[str, Any]) -> int:
     """Print the saved conversations, the newest first; returns 0. Raises ResourceError."""
     library, now = ChatLibrary(), time.time()
-    chats = library.chats()
-    if given.get("json"):
-        report = {"schema": "specllama.chats/1", "path": str(library.path)}
-        console.data(json.dumps({**report, "chats": [_about(chat, now) for chat in chats]}) + "\n")
-        return 0
-    width = columns(sys.stdout)
-    if not chats:
-        lines = wrapped(f"no conversations are saved in {library.path}", width)
-    else:
-        total = f"{counted(len(chats), 'conversation')}, {size(sum(c.n_bytes for c in chats))}"
-        head = ("name", "turns", "model", "age", "size")
-        rows = [
-            (
-                printable(chat.name),
-                "" if chat.problem else str(chat.n_turns),
-                printable(chat.model),
-                age(chat.changed, now),
-                size(chat.n_bytes),
-            )
-            for chat in chats
-        ]
-        lines = [*wrapped(f"{total}, in {library.path}", width), *listing(head, rows, width, least=(0, 1, 3))]
-    console.data("".join(f"{line}\n" for line in lines))
-    for chat in chats:
-        if chat.problem:
-            console.warning(f"{printable(f'{chat.name!r} cannot be read: {chat.problem}')} (id {chat.id})")
+    chats = [_about(chat, now) for chat in library.chats()]
+    report = {"schema": "specllama.chats/1", "path": str(library.path), "chats": chats}
+    console.report(given, report, _lines(report, console.width()))
+    for chat in chats if not given.get("json") else ():
+        if chat["problem"]:
+            problem = printable(f"{chat['name']!r} cannot be read: {chat['problem']}")
+            console.warning(f"{problem} (id {chat['id']})")
     return 0
+
+
+def _lines(report: JsonObject, width: int | None) -> Iterator[str]:
+    chats, path = report["chats"], report["path"]
+    if not chats:
+        yield from wrapped(f"no conversations are saved in {path}", width)
+        return
+    total = size(sum(chat["bytes"] for chat in chats))
+    yield from wrapped(f"{counted(len(chats), 'conversation')}, {total}, in {path}", width)
+    rows = [
+        (
+            printable(chat["name"]),
+            "" if chat["problem"] else str(chat["turns"]),
+            printable(chat["model"]),
+            age(chat["age_seconds"]),
+            size(chat["bytes"]),
+        )
+        for chat in chats
+    ]
+    yield from listing(("name", "turns", "model", "age", "size"), rows, width, least=(0, 1, 3))
 
 
 def rm(given: Mapping[str, Any]) -> int:
@@ -80,15 +79,10 @@ def remove_all(given: Mapping[str, Any]) -> int:
 
 def _remove(library: ChatLibrary, chats: Sequence[SavedChat], given: Mapping[str, Any]) -> int:
     library.remove(chats)
-    if given.get("json"):
-        removed = [{"id": chat.id, "name": chat.name, "bytes": chat.n_bytes} for chat in chats]
-        console.data(json.dumps({"schema": "specllama.chats-rm/1", "removed": removed}) + "\n")
-        return 0
-    for chat in chats:
-        console.data(f"removed {printable(chat.name)}, {counted(chat.n_turns, 'turn')}\n")
-    if not chats:
-        console.data(f"no conversations are saved in {library.path}\n")
-    return 0
+    removed = [{"id": chat.id, "name": chat.name, "bytes": chat.n_bytes} for chat in chats]
+    lines = [f"removed {printable(chat.name)}, {counted(chat.n_turns, 'turn')}" for chat in chats]
+    lines = lines or [f"no conversations are saved in {library.path}"]
+    return console.report(given, {"schema": "specllama.chats-rm/1", "removed": removed}, lines)
 
 
 def _about(chat: SavedChat, now: float) -> JsonObject:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -31,17 +30,15 @@ def config(given: Mapping[str, Any]) -> int:
     project = sources.project_file(cwd, user) if cwd is not None else None
     own = manifest.user_path(environ)
     variables = sorted(v for v in environ if v.startswith(sources.PREFIX) and environ[v])
-    if given.get("json"):
-        files = {"user": user, "project": project, "models": own}
-        report: dict[str, Any] = {name: None if path is None else str(path) for name, path in files.items()}
-        report |= {"schema": "specllama.config/1", "environment": variables}
-        console.data(json.dumps(report) + "\n")
-        return 0
-    console.data(f"your settings     {user}{_state(user)}\n")
-    console.data(f"of this project   {project or f'no {sources.PROJECT_FILE}'}\n")
-    console.data(f"names of models   {own}{_state(own)}\n")
-    console.data(f"variables         {', '.join(variables) or 'none'}\n")
-    return 0
+    files = {"user": user, "project": project, "models": own}
+    report = {name: None if path is None else str(path) for name, path in files.items()}
+    lines = (
+        f"your settings     {user}{_state(user)}",
+        f"of this project   {project or f'no {sources.PROJECT_FILE}'}",
+        f"names of models   {own}{_state(own)}",
+        f"variables         {', '.join(variables) or 'none'}",
+    )
+    return console.report(given, {**report, "schema": "specllama.config/1", "environment": variables}, lines)
 
 
 def path(_given: Mapping[str, Any]) -> int:

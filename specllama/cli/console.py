@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
 import sys
 import threading
-from collections.abc import Iterator
-from typing import IO, TextIO
+from collections.abc import Iterable, Iterator, Mapping
+from typing import IO, Any, TextIO
 
 from specllama.cli.formatting import check_written, columns, wrapped, write_all
 from specllama.errors import Note, ResourceError, with_option_names
+from specllama.json_types import JsonObject
 from specllama.text.terminal import visible
 
 _INDENT = "  "  # of the further lines of a wrapped one
@@ -59,6 +61,20 @@ def data(text: str, style: str = "") -> None:
         raise ResourceError("standard output is closed, so that nothing can be written")
     with _mapped_errors():
         write_all(sys.stdout, styled(_shown(sys.stdout, text), style))
+
+
+def report(given: Mapping[str, Any], about: JsonObject, lines: Iterable[str]) -> int:
+    """Write a report to stdout: with --json, which is in `given`, the object in a line, else its lines, which
+    are made only then. Returns 0, the exit code.
+    """
+    text = f"{json.dumps(about)}\n" if given.get("json") else "".join(f"{line}\n" for line in lines)
+    data(text)
+    return 0
+
+
+def width() -> int | None:
+    """How wide lines on stdout may be, None for as wide as they are."""
+    return columns(sys.stdout)
 
 
 def end_of_data() -> None:

@@ -1,7 +1,4 @@
-"""Text for people: tables, wrapped lines, durations.
-
-rich lays tables out; it is imported when there is one.
-"""
+"""Text for people: tables, wrapped lines, durations. rich is imported when there is a table."""
 
 from __future__ import annotations
 
@@ -63,20 +60,13 @@ def table(
 
 def _grid(rows: Sequence[Sequence[str]], left: Sequence[bool], gap: int) -> Iterator[str]:
     """Rows side by side, each column as wide as its longest cell."""
-    import io
+    from rich.cells import cell_len
 
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    grid = Table.grid(padding=(0, gap, 0, 0))
-    for is_left in left:
-        grid.add_column(justify="left" if is_left else "right", no_wrap=True)
+    widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
-        grid.add_row(*map(Text, row))
-    file = io.StringIO()
-    Console(file=file, width=1 << 16, color_system=None, force_terminal=False).print(grid)
-    yield from (line.rstrip() for line in file.getvalue().splitlines())
+        blanks = [" " * (width - cell_len(cell)) for width, cell in zip(widths, row, strict=True)]
+        cells = [c + b if is_left else b + c for c, b, is_left in zip(row, blanks, left, strict=True)]
+        yield (" " * gap).join(cells).rstrip()
 
 
 def listing(
@@ -132,9 +122,8 @@ def rough_duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
-def age(changed: float, now: float) -> str:
-    """How long ago something changed, for people to read; 0 s where a clock was set back."""
-    seconds = max(0.0, now - changed)
+def age(seconds: float) -> str:
+    """How long ago something changed, for people to read."""
     return duration(seconds) if seconds < 48 * 3600 else f"{seconds / 86400:.0f} days"
 
 
@@ -144,21 +133,18 @@ def nearest(name: str, names: Iterable[str]) -> str:
     return f"; did you mean {matches[0]}?" if matches else ""
 
 
-def side_by_side(
-    target: Sequence[tuple[str, str]], draft: Sequence[tuple[str, str]], second: str, width: int | None
-) -> Iterator[str]:
-    """The rows (label, text) of a target and a draft side by side, or one below the other where `width`
+def side_by_side(rows: Sequence[tuple[str, str, str]], second: str, width: int | None) -> Iterator[str]:
+    """The rows (label, text, text) of a target and a draft side by side, or one below the other where `width`
     columns are too few for that. second: what the draft is called.
     """
-    rows = [(name, a, b) for (name, a), (_, b) in zip(target, draft, strict=True)]
     lines = list(table(("", "target", second), rows, left=(0, 1, 2), gap=2))
     if width is None or max(map(len, lines)) <= width:
         yield from lines
         return
-    for title, about in (("target", target), (second, draft)):
+    for at, title in enumerate(("target", second), 1):
         yield title
-        for name, text in about:
-            yield from wrapped(f"{name} {text}", width, "  ", "    ")
+        for row in rows:
+            yield from wrapped(f"{row[0]} {row[at]}", width, "  ", "    ")
 
 
 # Writing to file descriptors: all of a text or an error, whatever the other end is.

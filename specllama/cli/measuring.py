@@ -16,8 +16,6 @@ from specllama.errors import SpecllamaError
 from specllama.json_types import JsonObject
 from specllama.models.memory.available import physical_cores
 
-LONG = 60.0  # seconds; before a longer measurement a command says how to make it shorter
-
 
 @dataclass(slots=True)
 class PartialResults:

@@ -1,21 +1,23 @@
-"""`specllama models`: models on this disk and models known by name; `models rm`."""
+"""`specllama models`: models on this disk and models known by name; `models rm`, `add` and `verify`."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from specllama.cli import console
-from specllama.cli.formatting import columns, listing, wrapped
+from specllama.cli.formatting import listing, wrapped
 from specllama.cli.models_show import Fit, Machine, fit, guessed_fit, this_machine
-from specllama.cli.progress import library
+from specllama.cli.options import mapped_errors
+from specllama.cli.progress import DownloadProgress, library
+from specllama.config.store import write_whole
+from specllama.config.toml_file import parse_toml, read_text
 from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
-from specllama.errors import SpecllamaError
+from specllama.errors import IntegrityError, ResourceError, SpecllamaError, UsageError
 from specllama.gguf.header import Header, read_model
 from specllama.json_types import JsonObject
 from specllama.models.demo import DemoStore
@@ -28,8 +30,18 @@ from specllama.models.installed import (
     unfinished_downloads,
 )
 from specllama.models.installed import remove as remove_model
-from specllama.models.manifest import ManifestEntry
+from specllama.models.installed import verify as verify_file
+from specllama.models.manifest import (
+    NAME_FORM,
+    SCHEMA,
+    ManifestEntry,
+    ManifestFile,
+    is_own_name,
+    user_path,
+)
 from specllama.models.names import DEMO, PYDOC
+from specllama.models.own_files import find_own
+from specllama.models.progress import DownloadState
 from specllama.models.quants import size
 from specllama.models.resolve import Library
 from specllama.text.terminal import printable
@@ -44,37 +56,61 @@ Examples:
 Each model has one name, which `models` lists. A repository's name alone removes its only model here, and its
 unfinished downloads; with --all all of its models.
 """
+EXAMPLES_OF_ADD = """
+Examples:
+  specllama models add mine ~/models/main.gguf
+  specllama run -m mine -p "What does os.walk do?"
+
+The name is for all commands, the server and Python. It is written into your models.toml (specllama config
+says where that is), which can also name whole folders: folders = ["~/models"].
+"""
+EXAMPLES_OF_VERIFY = """
+Examples:
+  specllama models verify
+  specllama models verify 8B:Q8_0
+
+Ends with exit code 6 where a file is not what the hub says it is.
+"""
+
+
+class Installed(NamedTuple):
+    """A model in the cache. header: of its first part, None where it cannot be read."""
+
+    model: InstalledModel
+    header: Header | None
+    fit: Fit
 
 
 def models(given: Mapping[str, Any]) -> int:
     """Print the models, with `on_disk` no others; returns 0. Raises ConfigError."""
     known = library(models_dir=given.get("models_dir", ""))
-    there = [(model, _header(model.files[0].link)) for model in installed_models(known)]
     begun, machine = list(unfinished_downloads(known)), this_machine()
-    if given.get("json"):
-        report = {
-            "schema": "specllama.models/1",
-            "cache": str(known.root),
-            "on_disk": [_about(known, model, header, machine) for model, header in there],
-            "unfinished": [
-                {"repo": u.repo, "hash": u.etag, "bytes": u.n_bytes, "path": str(u.path)} for u in begun
-            ],
-            "own": [{"name": file.name, "path": file.path} for file in known.own_files],
-            "known": [_entry(known, e, there) for e in known.manifest.entries.values()],
-            "built_in": _built_in(known),
-        }
-        console.data(json.dumps(report) + "\n")
-        return 0
-    width = columns(sys.stdout)
-    lines = [*_disk_lines(known, there, machine, width), ""]
-    for u in begun:
-        text = f"unfinished: {u.repo}, {size(u.n_bytes)}; specllama pull resumes it"
-        lines += wrapped(text, width, more="  ")
-    lines += _built_in_lines(known, width)
-    if not given.get("on_disk"):
-        lines += ["", *_known_lines(known, there, machine, width)]
-    console.data("".join(f"{line}\n" for line in lines))
-    return 0
+    headers = [(model, _header(model.files[0].link)) for model in installed_models(known)]
+    there = [Installed(model, header, _fit(header, machine)) for model, header in headers]
+    report: JsonObject = {
+        "schema": "specllama.models/1",
+        "cache": str(known.root),
+        "on_disk": [_about(known, *one) for one in there],
+        "unfinished": [
+            {"repo": u.repo, "hash": u.etag, "bytes": u.n_bytes, "path": str(u.path)} for u in begun
+        ],
+        "own": [{"name": file.name, "path": file.path} for file in known.own_files],
+        "known": [_entry(known, e, there) for e in known.manifest.entries.values()],
+        "built_in": _built_in(known),
+    }
+
+    def lines(width: int | None) -> Iterator[str]:
+        yield from _disk_lines(known, there, machine, width)
+        yield ""
+        for u in begun:
+            text = f"unfinished: {u.repo}, {size(u.n_bytes)}; specllama pull resumes it"
+            yield from wrapped(text, width, more="  ")
+        yield from _built_in_lines(report["built_in"], width)
+        if not given.get("on_disk"):
+            yield ""
+            yield from _known_lines(known, there, machine, width)
+
+    return console.report(given, report, lines(console.width()))
 
 
 def on_disk(given: Mapping[str, Any]) -> int:
@@ -94,20 +130,16 @@ def remove(given: Mapping[str, Any]) -> int:
     chosen = select if given.get("all") else select_one
     todo = {model.content: model for name in names for model in chosen(known, name)}
     repos = {where.repo for name in names if (where := known.parse(name, "NAME").where) and not where.tag}
-    removed: list[JsonObject] = []
-    for model in todo.values():
-        removed.append({"name": model.name, "bytes": remove_model(known, model)})
+    removed: list[JsonObject] = [
+        {"name": model.name, "bytes": remove_model(known, model)} for model in todo.values()
+    ]
     for repo in sorted(repos):
         if freed := remove_unfinished(known, repo):
             removed.append({"name": f"{repo}, unfinished", "bytes": freed})
     if demo is not None:
         removed.append({"name": DEMO, "bytes": demo.remove()})
-    if given.get("json"):
-        console.data(json.dumps({"schema": "specllama.models-rm/1", "removed": removed}) + "\n")
-        return 0
-    for one in removed:
-        console.data(f"removed {one['name']}, {size(one['bytes'])} freed\n")
-    return 0
+    lines = (f"removed {one['name']}, {size(one['bytes'])} freed" for one in removed)
+    return console.report(given, {"schema": "specllama.models-rm/1", "removed": removed}, lines)
 
 
 def _header(path: str | Path) -> Header | None:
@@ -117,8 +149,12 @@ def _header(path: str | Path) -> Header | None:
     return None
 
 
-def _about(known: Library, model: InstalledModel, header: Header | None, machine: Machine) -> JsonObject:
-    entry, fits = model.entry, fit(header, machine) if header else Fit()
+def _fit(header: Header | None, machine: Machine) -> Fit:
+    return fit(header, machine) if header else Fit()
+
+
+def _about(known: Library, model: InstalledModel, header: Header | None, fits: Fit) -> JsonObject:
+    entry = model.entry
     return {
         "name": model.name,
         "alias": model.alias or None,
@@ -139,9 +175,7 @@ def _about(known: Library, model: InstalledModel, header: Header | None, machine
     }
 
 
-def _entry(
-    known: Library, entry: ManifestEntry, there: Sequence[tuple[InstalledModel, Header | None]]
-) -> JsonObject:
+def _entry(known: Library, entry: ManifestEntry, there: Sequence[Installed]) -> JsonObject:
     pair = known.manifest.pairs.get(entry.name)
     return {
         "name": entry.name,
@@ -152,7 +186,7 @@ def _entry(
         "source": entry.source,
         "drafts": [d.name for d in known.manifest.drafts_for(entry)],
         "notes": list(pair.notes) if pair else [],
-        "on_disk": any(model.entry is entry for model, _ in there),
+        "on_disk": any(one.model.entry is entry for one in there),
     }
 
 
@@ -186,17 +220,14 @@ def _licence(entry: ManifestEntry | None, header: Header | None) -> str:
 
 
 def _disk_lines(
-    known: Library,
-    there: Sequence[tuple[InstalledModel, Header | None]],
-    machine: Machine,
-    width: int | None,
+    known: Library, there: Sequence[Installed], machine: Machine, width: int | None
 ) -> Iterator[str]:
     rows = []
-    for model, header in there:
-        alias = f" ({model.alias})" if model.alias else ""
-        shown = None if model.missing else header
+    for model, header, fits in there:
+        name = model.name + (f" ({model.alias})" if model.alias else "")
         state = "incomplete" if model.missing else printable(_licence(model.entry, header))
-        rows.append(_disk_row(model.name + alias, model.n_bytes, model.quant, shown, machine, state))
+        shown = (None, Fit()) if model.missing else (header, fits)
+        rows.append(_disk_row(name, model.n_bytes, model.quant, *shown, state))
     head = ("name", "size", "quant", "context", "fits here", "licence")
     if rows:
         yield from wrapped(f"on disk, in {known.root}", width)
@@ -209,49 +240,39 @@ def _disk_lines(
         there_is = [part for part in file.parts if os.path.isfile(part)]
         state = printable(_licence(None, header)) if header else f"{file.path} cannot be read"
         n_bytes = sum(os.path.getsize(part) for part in there_is)
-        rows.append(_disk_row(file.name, n_bytes, "", header, machine, state))
+        rows.append(_disk_row(file.name, n_bytes, "", header, _fit(header, machine), state))
     if rows:
         yield from ("", "files of your own")
         yield from listing(head, rows, width, least=(0, 1, 4))
 
 
 def _disk_row(
-    name: str, n_bytes: int, quant: str, header: Header | None, machine: Machine, state: str
+    name: str, n_bytes: int, quant: str, header: Header | None, fits: Fit, state: str
 ) -> tuple[str, ...]:
     """A model on disk; header: None where it cannot be used."""
     context = str(header.n_ctx_train) if header and header.n_ctx_train else "unknown"
-    fits = fit(header, machine).word if header else ""
     quant = (header.quant if header else quant) or "unknown"
-    return printable(name), size(n_bytes), quant, context, fits, state
+    return printable(name), size(n_bytes), quant, context, fits.word, state
 
 
-def _built_in_lines(known: Library, width: int | None) -> Iterator[str]:
+def _built_in_lines(models: Sequence[JsonObject], width: int | None) -> Iterator[str]:
     yield "used where no model is named: demo, else pydoc"
-    rows = [
-        (
-            one["name"],
-            one["model"],
-            size(one["bytes"]),
-            one["licence"],
-            "on disk" if one["on_disk"] else f"specllama pull {one['name']}",
-        )
-        for one in _built_in(known)
-    ]
+    rows = []
+    for one in models:
+        state = "on disk" if one["on_disk"] else f"specllama pull {one['name']}"
+        rows.append((one["name"], one["model"], size(one["bytes"]), one["licence"], state))
     yield from listing(("name", "model", "size", "licence", ""), rows, width)
 
 
 def _known_lines(
-    known: Library,
-    there: Sequence[tuple[InstalledModel, Header | None]],
-    machine: Machine,
-    width: int | None,
+    known: Library, there: Sequence[Installed], machine: Machine, width: int | None
 ) -> Iterator[str]:
     yield "known by name; specllama pull NAME downloads one"
     rows = []
     for entry in known.manifest.entries.values():
         name = f"{entry.name} ({', '.join(entry.aliases)})" if entry.aliases else entry.name
         drafts = ", ".join(d.short_name for d in known.manifest.drafts_for(entry))
-        if any(model.entry is entry for model, _ in there):
+        if any(one.model.entry is entry for one in there):
             continue
         n_bytes = entry.guessed_bytes
         about = f"about {size(n_bytes)}" if n_bytes else "unknown"
@@ -259,3 +280,95 @@ def _known_lines(
     head = ("name", "size", "fits here", "drafts", "licence", "repository")
     yield from listing(head, rows, width, least=(0, 1, 2, 3))
     yield from wrapped("specllama models show NAME says where one comes from, and whether it fits", width)
+
+
+def add(given: Mapping[str, Any]) -> int:
+    """Give a file a name; returns 0. Raises UsageError, NotFoundError, IntegrityError, ResourceError."""
+    known, name = library(), given["name"]
+    path = os.path.abspath(os.path.expanduser(given["file"]))
+    read_model(path)
+    if not is_own_name(name):
+        raise UsageError(f"{name!r} cannot be the name of a model", f"{NAME_FORM}; demo and pydoc are taken")
+    if (other := find_own(known.own_files, name)) is not None or known.manifest.find(name) is not None:
+        what = other.path if other is not None else "a model of the hub"
+        raise UsageError(f"{name} is {what} already", "choose another name")
+    file = user_path(known.environ)
+    text = read_text(file) if file.exists() else f'schema = "{SCHEMA}"\n'
+    entry = f'\n[models."{name}"]\nfile = {_quoted(path)}\n'
+    changed = parse_toml(file, text.rstrip("\n") + "\n" + entry)
+    ManifestFile(changed).files()
+    with mapped_errors(ResourceError, f"{file} cannot be written"):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(file, changed.text)
+    console.data(f"{name} is {path}\n")
+    return 0
+
+
+def _quoted(text: str) -> str:
+    """A text in TOML."""
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return '"' + "".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in escaped) + '"'
+
+
+def verify(given: Mapping[str, Any]) -> int:
+    """Hash files in the cache again and print which are intact; returns the exit code.
+
+    Raises NotFoundError, and IntegrityError for the first damaged file, once all are verified.
+    """
+    known, names = library(), given.get("names", ())
+    demo = DemoStore(known.environ)
+    if names:
+        todo = [file for name in names if name != DEMO for m in select(known, name) for file in _files(m)]
+    else:
+        todo = [file for model in installed_models(known) for file in _files(model)]
+    if DEMO in names or (not names and demo.is_on_disk()):
+        todo.append(_File(DEMO, demo.require(), partial(_verify_demo, demo)))
+    damaged: list[IntegrityError] = []
+    results = list(_verified(todo, damaged))
+    words = {True: "whole  ", False: "DAMAGED", None: "unknown"}
+    lines = (f"{words[one['ok']]} {one['name']} {one['path']}" for one in results)
+    console.report(given, {"schema": "specllama.models-verify/1", "files": results}, lines)
+    if damaged and not given.get("json"):
+        raise damaged[0]
+    return IntegrityError.exit_code if damaged else 0
+
+
+class _File(NamedTuple):
+    """A file to verify. verify: hashes it, calls its argument with the bytes read so far, and returns False
+    where there is nothing to compare the hash with; raises IntegrityError.
+    """
+
+    name: str
+    path: Path
+    verify: Callable[[Callable[[int], None]], bool]
+
+
+def _files(model: InstalledModel) -> Iterator[_File]:
+    for file in model.files:
+        yield _File(model.name, file.link, partial(verify_file, file))
+
+
+def _verify_demo(demo: DemoStore, progress: Callable[[int], None]) -> bool:
+    demo.verify(progress)
+    return True
+
+
+def _verified(todo: Sequence[_File], damaged: list[IntegrityError]) -> Iterator[JsonObject]:
+    """The files after their verification. damaged: collects the errors."""
+    display = DownloadProgress()
+    total, done = sum(file.path.stat().st_size for file in todo), 0
+    for file in todo:
+
+        def progress(n_bytes: int, name: str = file.path.name, before: int = done) -> None:
+            display.state(DownloadState("verifying", name, before + n_bytes, total))
+
+        ok: bool | None = None
+        reason = ""
+        try:
+            ok = file.verify(progress) or None
+        except IntegrityError as error:
+            damaged.append(error)
+            ok, reason = False, error.message
+        done += file.path.stat().st_size
+        display.clear()
+        yield {"name": file.name, "path": str(file.path), "ok": ok, "reason": reason}

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import platform
-import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from specllama.cli import console
-from specllama.cli.formatting import columns, wrapped
+from specllama.cli.formatting import wrapped
 from specllama.cli.progress import library
 from specllama.config.load import LoadSettings, ModelSettings
 from specllama.errors import NetworkError, ResourceError, SpecllamaError
@@ -30,7 +28,7 @@ from specllama.models.names import DEMO
 from specllama.models.prepare import known_draft
 from specllama.models.quants import FILE_SHARE, size
 from specllama.models.resolve import Library, ResolvedModel
-from specllama.pair.head_check import check_any, own_head
+from specllama.pair.check import check_any, own_head
 from specllama.text.terminal import printable
 
 # Whether models fit into the memory of this machine, planned as a load would plan it.
@@ -71,9 +69,9 @@ class Fit:
         return self.plan.n_ctx < min(self.n_ctx_train or N_CTX_DEFAULT, N_CTX_DEFAULT)
 
     def sentence(self, machine: Machine) -> str:
-        """What it takes and what there is."""
+        """The memory that it takes and that there is."""
         if self.plan is None:
-            return self.problem
+            return self.problem or "not known"
         plan = self.plan
         text = f"takes {size(plan.host)} with {plan.n_ctx} tokens of context"
         if plan.device:
@@ -81,6 +79,19 @@ class Fit:
             text += f", and {size(plan.device)} of the GPU for {layers} of {self.n_layer} layers"
         free = f", {size(machine.available)} are free" if machine.available < UNKNOWN else ""
         return f"{text}{free}: it fits"
+
+    def to_dict(self, machine: Machine) -> JsonObject | None:
+        """The same for programs, in bytes; None if it does not fit."""
+        if (plan := self.plan) is None:
+            return None
+        return {
+            "n_ctx": plan.n_ctx,
+            "host": plan.host,
+            "gpu": plan.device,
+            "gpu_layers": plan.target.n_gpu_layers,
+            "n_layer": self.n_layer,
+            "available": machine.available if machine.available < UNKNOWN else None,
+        }
 
 
 def this_machine() -> Machine:
@@ -140,7 +151,7 @@ _MUCH_SMALLER = 2  # a draft reads at most the target's bytes per token divided 
 
 
 class DraftFound(NamedTuple):
-    """What can draft for a model. name: for -md. where: "on disk", a path, or how to get it.
+    """A draft for a model. name: for -md. where: "on disk", a path, or how to get it.
     why: the verdict on it.
     """
 
@@ -160,27 +171,22 @@ def show(given: Mapping[str, Any]) -> int:
         entry = known.parse(given["name"], "NAME").entry
         if entry is None or given.get("json"):
             raise
-        _print(_known_rows(known, entry, given["name"], error.message), columns(sys.stdout))
-        return 0
-    header = known.header(model)
-    machine = this_machine()
-    fits, drafts = fit(header, machine), list(_drafts(known, model, header))
-    if given.get("json"):
-        console.data(json.dumps(_object(model, header, machine, fits, drafts)) + "\n")
-        return 0
-    _print(_rows(model, header, machine, fits, drafts), columns(sys.stdout))
-    return 0
+        return console.report({}, {}, _lines(_known_rows(known, entry, given["name"], error.message)))
+    header, machine = known.header(model), this_machine()
+    rows = list(_rows(model, header, machine, list(_drafts(known, model, header))))
+    report = {"schema": "specllama.models-show/1", **{row.key: row.value for row in rows if row.key}}
+    return console.report(
+        given, report, _lines((row.label, printable(row.text)) for row in rows if row.label is not None)
+    )
 
 
-def _print(rows: Iterable[tuple[str, str]], width: int | None) -> None:
+def _lines(rows: Iterable[tuple[str, str]]) -> Iterator[str]:
     for label, text in rows:
-        first = f"{label:<{_LABEL}}"
-        for line in wrapped(text, width, first, " " * _LABEL):
-            console.data(f"{line}\n")
+        yield from wrapped(text, console.width(), f"{label:<{_LABEL}}", " " * _LABEL)
 
 
 def _known_rows(known: Library, entry: ManifestEntry, name: str, problem: str) -> Iterator[tuple[str, str]]:
-    """What models.toml says of a model whose header cannot be read now."""
+    """The entry in models.toml of a model whose header cannot be read now."""
     n_bytes, machine = entry.guessed_bytes, this_machine()
     fits = guessed_fit(n_bytes, machine)
     yield "name", ", ".join((entry.name, *entry.aliases))
@@ -195,77 +201,58 @@ def _known_rows(known: Library, entry: ManifestEntry, name: str, problem: str) -
     yield "more", printable(f"its header, which is read from the hub: {problem}")
 
 
+class _Row(NamedTuple):
+    """A key and its value for programs, a label and its text for people; without one of them, None."""
+
+    key: str | None
+    value: Any
+    label: str | None = None
+    text: str = ""
+
+
 def _rows(
-    model: ResolvedModel,
-    header: Header,
-    machine: Machine,
-    fits: Fit,
-    drafts: list[DraftFound],
-) -> Iterator[tuple[str, str]]:
-    built_in = DemoStore().model.name if model.parsed.built_in == DEMO else ""
-    yield "name", printable(f"{DEMO}: {built_in}" if built_in else header.name)
+    model: ResolvedModel, header: Header, machine: Machine, drafts: Sequence[DraftFound]
+) -> Iterator[_Row]:
+    """Of a head people get the first lines, and what it is."""
+    is_head, fits, licence = is_head_file(header), fit(header, machine), _licence(model, header)
+    n_bytes, where = header.file_bytes or sum(file.size for file in model.parts), model.parsed.where
+    name = f"{DEMO}: {DemoStore().model.name}" if model.parsed.built_in == DEMO else header.name
     there = model.path or f"{model.parts[0].path}, not on this disk: specllama pull {model.name}"
-    yield "file", printable(there)
-    parts = [header.architecture, params(header.n_params), header.quant, size(_bytes(model, header))]
-    yield "model", printable(", ".join(part for part in parts if part))
-    if is_head_file(header):
-        yield "head", "it drafts for its model with -md, and cannot be run alone"
-        return
-    yield "context", f"{header.n_ctx_train} tokens in training" if header.n_ctx_train else "not stated"
-    yield "head", _head(header)
-    yield "template", _template(header)
-    yield "licence", printable(_licence(model, header))
-    yield "memory", printable(f"{fits.sentence(machine)}" if fits.plan or fits.problem else "not known")
-    if fits.hint:
-        yield "", printable(fits.hint)
+    parts = (header.architecture, params(header.n_params), header.quant, size(n_bytes))
+    yield _Row("name", header.name, "name", name)
+    yield _Row("path", model.path or None, "file", there)
+    yield _Row("repo", where.repo if where else None)
+    yield _Row("on_disk", bool(model.path))
+    yield _Row("architecture", header.architecture)
+    yield _Row("params", header.n_params)
+    yield _Row("quant", header.quant)
+    yield _Row("bytes", n_bytes, "model", ", ".join(part for part in parts if part))
+    if is_head:
+        yield _Row(None, None, "head", "it drafts for its model with -md, and cannot be run alone")
+    rows = (
+        _Row("n_ctx_train", header.n_ctx_train or None, "context", _trained(header)),
+        _Row("is_head", is_head),
+        _Row("head", _head(header), "head", _head(header)),
+        _Row("chat_template", header.chat_template is not None, "template", _template(header)),
+        _Row("tools", _mentions(header, "tools")),
+        _Row("thinking", _mentions(header, *_THINKS)),
+        _Row("licence", licence, "licence", licence),
+        _Row("fits", None if not fits.word else fits.plan is not None),
+        _Row("problem", fits.problem),
+        _Row("memory", fits.to_dict(machine), "memory", fits.sentence(machine)),
+        *([_Row(None, None, "", fits.hint)] if fits.hint else []),
+        _Row("drafts", [draft._asdict() for draft in drafts]),
+        *(_Row(None, None, "" if n else "drafts", text) for n, text in enumerate(_draft_lines(drafts))),
+    )
+    yield from (row._replace(label=None) for row in rows) if is_head else rows
+
+
+def _draft_lines(drafts: Sequence[DraftFound]) -> Iterator[str]:
     if not drafts:
-        yield "drafts", "none known; copies of the text draft without a model"
-    for n, draft in enumerate(drafts):
-        text = f"-md {draft.name} ({', '.join(filter(None, draft[1:]))})"
-        if draft.name == AUTO:
-            text = f"used by itself: {draft.where}"
-        yield "" if n else "drafts", printable(text)
-
-
-def _object(
-    model: ResolvedModel,
-    header: Header,
-    machine: Machine,
-    fits: Fit,
-    drafts: list[DraftFound],
-) -> JsonObject:
-    plan = fits.plan
-    return {
-        "schema": "specllama.models-show/1",
-        "name": header.name,
-        "path": model.path or None,
-        "repo": model.parsed.where.repo if model.parsed.where else None,
-        "on_disk": bool(model.path),
-        "architecture": header.architecture,
-        "params": header.n_params,
-        "quant": header.quant,
-        "bytes": _bytes(model, header),
-        "n_ctx_train": header.n_ctx_train or None,
-        "is_head": is_head_file(header),
-        "head": _head(header),
-        "chat_template": header.chat_template is not None,
-        "tools": _mentions(header, "tools"),
-        "thinking": _mentions(header, *_THINKS),
-        "licence": _licence(model, header),
-        "fits": None if not fits.word else plan is not None,
-        "problem": fits.problem,
-        "memory": None
-        if plan is None
-        else {
-            "n_ctx": plan.n_ctx,
-            "host": plan.host,
-            "gpu": plan.device,
-            "gpu_layers": plan.target.n_gpu_layers,
-            "n_layer": fits.n_layer,
-            "available": machine.available if machine.available < UNKNOWN else None,
-        },
-        "drafts": [draft._asdict() for draft in drafts],
-    }
+        yield "none known; copies of the text draft without a model"
+    for draft in drafts:
+        how = f"-md {draft.name} ({', '.join(filter(None, draft[1:]))})"
+        yield f"used by itself: {draft.where}" if draft.name == AUTO else how
 
 
 def params(n: int) -> str:
@@ -274,8 +261,8 @@ def params(n: int) -> str:
     return f"{n / one:.3g} {unit} weights" if n else "no weights"
 
 
-def _bytes(model: ResolvedModel, header: Header) -> int:
-    return header.file_bytes or sum(file.size for file in model.parts)
+def _trained(header: Header) -> str:
+    return f"{header.n_ctx_train} tokens in training" if header.n_ctx_train else "not stated"
 
 
 def _head(header: Header) -> str:
@@ -311,7 +298,7 @@ def _licence(model: ResolvedModel, header: Header) -> str:
 
 
 def _drafts(known: Library, target: ResolvedModel, header: Header) -> Iterator[DraftFound]:
-    """What can draft for a model: what -md auto takes, others on this disk, and known ones to download."""
+    """The drafts for a model: the one of -md auto, others on this disk, and known ones to download."""
     if is_head_file(header):
         return
     seen = {os.path.realpath(target.path)} if target.path else set[str]()

@@ -5,14 +5,12 @@ Never loads llama.cpp. Text from the files is escaped before it is printed.
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from specllama.cli import console
-from specllama.cli.formatting import columns, side_by_side, wrapped
+from specllama.cli.formatting import side_by_side, wrapped
 from specllama.cli.progress import library
 from specllama.config.load import DRAFT_VOCABS
 from specllama.errors import IncompatiblePairError, Note, UsageError, warning
@@ -27,15 +25,28 @@ from specllama.models.foreign_drafts import PAYS, DraftRecord, MeasuredDrafts, f
 from specllama.models.prepare import find_draft, own_draft
 from specllama.models.resolve import Library, ResolvedModel
 from specllama.models.trim.write import changed_source
-from specllama.pair.check import PairVerdict, check_pair
-from specllama.pair.head_check import HeadVerdict, check_any, check_head, step_bytes
-from specllama.pair.notes import COSTLY_DRAFT, costs
+from specllama.pair.check import (
+    COSTLY_DRAFT,
+    HeadVerdict,
+    PairVerdict,
+    check_any,
+    check_head,
+    check_pair,
+    costs,
+    step_bytes,
+)
 from specllama.pair.overlap import overlap
 from specllama.pair.vocab import Overlap, Vocab, end_ids, shown
 from specllama.text.terminal import printable
 
-# The object of `pair-check --json`, schema specllama.pair-check/1; texts are null where a vocabulary lacks
-# the id.
+
+class Row(NamedTuple):
+    """A property of a file: key and value for programs, label and text for people, "" for none."""
+
+    key: str
+    value: Any
+    label: str = ""
+    text: str = ""
 
 
 def report(
@@ -45,22 +56,24 @@ def report(
     usable: bool,
     shared: Overlap | None,
 ) -> JsonObject:
-    """The object. usable: whether the draft can be used; shared: what the vocabularies share, where known."""
+    """The object of --json, schema specllama.pair-check/1; texts are null where a vocabulary lacks the id.
+
+    usable: whether the draft can be used; shared: what the vocabularies share, where known.
+    """
     v = vocabularies(verdict, target)
     return {
         "schema": "specllama.pair-check/1",
         "verdict": verdict.verdict,
         "ok": usable,
         "reason": verdict.reason,
-        "target": _about(target, v.target),
-        "draft": _about(draft, v.draft),
+        "target": {row.key: row.value for row in _rows(target, v.target, target.n_params)},
+        "draft": {row.key: row.value for row in _rows(draft, v.draft, draft.n_params)},
         "differing": [d._asdict() for d in v.differing],
         "n_differing": v.n_differing,
         "first_difference": v.first_difference._asdict() if v.first_difference else None,
         "head": _about_head(target, verdict.head) if isinstance(verdict, HeadVerdict) else None,
-        "translation": None
-        if shared is None
-        else {"n_shared": shared.n_shared, "n_tokens": shared.n_ordinary, "share": round(shared.share, 6)},
+        "translation": shared
+        and {"n_shared": shared.n_shared, "n_tokens": shared.n_ordinary, "share": round(shared.share, 6)},
         "notes": [str(note) for note in verdict.notes],
     }
 
@@ -70,6 +83,45 @@ def vocabularies(verdict: PairVerdict | HeadVerdict, target: Header) -> PairVerd
     if isinstance(verdict, PairVerdict):
         return verdict
     return verdict.vocabulary or check_pair(target, target)
+
+
+def _rows(header: Header, vocab: Vocab, n_params: int) -> list[Row]:
+    """The properties of one file. n_params: elements of its tensors."""
+    unit, one = ("B", 1e9) if n_params >= 1e9 else ("M", 1e6)
+    params = f"{n_params / one:.3g} {unit}" if n_params else "none"
+    pre = printable(vocab.pre or "default") if vocab.kind == "bpe" else "none"
+    bos = f"{vocab.named(vocab.bos_id)}, {'added' if vocab.add_bos else 'not added'}"
+    eos = f"{vocab.named(vocab.eos_id)}, {'added' if vocab.add_eos else 'not added'}"
+    # fmt: off
+    return [
+        Row("path", header.path, "file", printable(header.path)),
+        Row("name", header.name, "name", printable(header.name)),
+        Row("architecture", header.architecture),
+        Row("quant", header.quant, "quant", header.quant or "none"),
+        Row("params", header.n_params, "params", params),
+        Row("bytes_per_token", header.bytes_per_token),
+        Row("tokenizer", vocab.kind, "tokenizer", vocab.kind),
+        Row("pre", vocab.pre, "pre", pre),
+        Row("n_tokens", vocab.n_tokens, "tokens", str(vocab.n_tokens)),
+        Row("bos_id", vocab.bos_id, "bos", bos),
+        Row("eos_id", vocab.eos_id, "eos", eos),
+        Row("add_bos", vocab.add_bos),
+        Row("add_eos", vocab.add_eos),
+        Row("end_ids", sorted(end_ids(header, vocab))),
+        Row("chat_template", header.chat_template is not None),
+        Row("n_ctx_train", header.n_ctx_train, "context", str(header.n_ctx_train or "unknown")),
+        Row("trimmed", _about_trim(header)),
+    ]
+    # fmt: on
+
+
+def _about_trim(header: Header) -> JsonObject | None:
+    """The source of a trimmed draft, None for other files."""
+    trim = read_trim(header)
+    if trim is None:
+        return None
+    coverage = None if trim.coverage is None else round(trim.coverage, 6)
+    return {"source": trim.source, "n_kept": trim.n_kept, "n_vocab": trim.n_vocab, "coverage": coverage}
 
 
 def _about_head(target: Header, head: HeadInfo) -> JsonObject:
@@ -91,38 +143,7 @@ def _about_head(target: Header, head: HeadInfo) -> JsonObject:
     }
 
 
-def _about(header: Header, vocab: Vocab) -> JsonObject:
-    return {
-        "path": header.path,
-        "name": header.name,
-        "architecture": header.architecture,
-        "quant": header.quant,
-        "params": header.n_params,
-        "bytes_per_token": header.bytes_per_token,
-        "tokenizer": vocab.kind,
-        "pre": vocab.pre,
-        "n_tokens": vocab.n_tokens,
-        "bos_id": vocab.bos_id,
-        "eos_id": vocab.eos_id,
-        "add_bos": vocab.add_bos,
-        "add_eos": vocab.add_eos,
-        "end_ids": sorted(end_ids(header, vocab)),
-        "chat_template": header.chat_template is not None,
-        "n_ctx_train": header.n_ctx_train,
-        "trimmed": _about_trim(header),
-    }
-
-
-def _about_trim(header: Header) -> JsonObject | None:
-    """What a trimmed draft was made from, None for other files."""
-    trim = read_trim(header)
-    if trim is None:
-        return None
-    coverage = None if trim.coverage is None else round(trim.coverage, 6)
-    return {"source": trim.source, "n_kept": trim.n_kept, "n_vocab": trim.n_vocab, "coverage": coverage}
-
-
-# What `pair-check` says about a draft of another vocabulary: whether it can draft, and whether that pays.
+# Notes on a draft of another vocabulary: whether it can draft, and whether that pays.
 
 
 def translation_notes(
@@ -202,23 +223,18 @@ def pair_check(given: Mapping[str, Any]) -> int:
     draft = target if other is main else _header(known, other, check_draft)
     verdict: PairVerdict | HeadVerdict
     verdict = _inner_head(main.path, target, translates) if other is main else check_any(target, draft)
+    notes = list[Note]()
     if not verdict.ok and isinstance(verdict, PairVerdict):
         shared, problem = overlap(target, draft)
-        notes = translation_notes(target, draft, shared, problem, translates)
-        verdict = replace(verdict, notes=(*verdict.notes, *notes))
+        notes += translation_notes(target, draft, shared, problem, translates)
     elif not verdict.ok and translates:
-        note = Note("--draft-vocab is of no use to a head, which needs the target's own vocabulary")
-        verdict = replace(verdict, notes=(*verdict.notes, note))
+        notes.append(Note("--draft-vocab is of no use to a head, which needs the target's own vocabulary"))
     if name := changed_source(draft):
-        changed = warning(f"{printable(name)} has changed since it was trimmed: trim it again")
-        verdict = replace(verdict, notes=(*verdict.notes, changed))
+        notes.append(warning(f"{printable(name)} has changed since it was trimmed: trim it again"))
+    verdict = replace(verdict, notes=(*verdict.notes, *notes))
     usable = verdict.ok or (shared is not None and translates)
-    if given.get("json"):
-        # As ASCII: UTF-8 would pass on control characters from the files.
-        console.data(json.dumps(report(target, draft, verdict, usable, shared)) + "\n")
-    else:
-        lines = _lines(target, draft, verdict, usable, columns(sys.stdout))
-        console.data("".join(f"{line}\n" for line in lines))
+    about = report(target, draft, verdict, usable, shared)
+    console.report(given, about, _lines(target, draft, verdict, usable, console.width()))
     return 0 if usable else IncompatiblePairError.exit_code
 
 
@@ -297,15 +313,13 @@ def _lines(
     target: Header, draft: Header, verdict: PairVerdict | HeadVerdict, usable: bool, width: int | None
 ) -> Iterator[str]:
     v, second, other = vocabularies(verdict, target), "draft", "a draft of the target's own family"
-    ours, theirs = _rows(target, v.target, target.n_params), _rows(draft, v.draft, draft.n_params)
+    n_params, more = draft.n_params, list[tuple[str, str, str]]()
     if isinstance(verdict, HeadVerdict):
         second, other = "head", "a head that was made for the target"
-        n_params = sum(t.n_elements for t in verdict.head.tensors)
-        theirs = _rows(draft, v.draft, n_params)
-        more = _head_rows(target, verdict.head)
-        ours += [(name, a) for name, a, _ in more]
-        theirs += [(name, b) for name, _, b in more]
-    yield from side_by_side(ours, theirs, second, width)
+        n_params, more = sum(t.n_elements for t in verdict.head.tensors), _head_rows(target, verdict.head)
+    rows = zip(_rows(target, v.target, target.n_params), _rows(draft, v.draft, n_params), strict=True)
+    lines = [(a.label, a.text, b.text) for a, b in rows if a.label]
+    yield from side_by_side([*lines, *more], second, width)
     yield ""
     yield from wrapped(f"{verdict.verdict}: {verdict.reason}", width)
     most = MAX_SHOWN if verdict.ok else MAX_SHOWN_REFUSED
@@ -320,33 +334,15 @@ def _lines(
 
 
 def _head_rows(target: Header, head: HeadInfo) -> list[tuple[str, str, str]]:
-    """What a head needs of its target: label, the target's, the head's."""
+    """The needs of a head of its target: label, the target's, the head's."""
     layers = str(head.n_layer_target or "unknown")
     if head.target_layers:
         layers = f"reads {', '.join(map(str, head.target_layers))}"
     elif head.kind.shares_cache:
         layers = "reads the last two"
-    tokens = f"{head.n_proposed} of {head.n_vocab}"
     return [
         ("head", "none" if head.own_file else head.label, head.label),
         ("layers", str(target.n_layer_trunk), layers),
         ("hidden size", str(target.n_embd), f"reads {head.n_embd_target}"),
-        ("proposes", "", tokens),
-    ]
-
-
-def _rows(header: Header, vocab: Vocab, params: int) -> list[tuple[str, str]]:
-    """Properties of one file that are compared: label and text. params: elements of its tensors."""
-    unit, size = ("B", 1e9) if params >= 1e9 else ("M", 1e6)
-    return [
-        ("file", printable(header.path)),
-        ("name", printable(header.name)),
-        ("quant", header.quant or "none"),
-        ("params", f"{params / size:.3g} {unit}" if params else "none"),
-        ("tokenizer", vocab.kind),
-        ("pre", printable(vocab.pre or "default") if vocab.kind == "bpe" else "none"),
-        ("tokens", str(vocab.n_tokens)),
-        ("bos", f"{vocab.named(vocab.bos_id)}, {'added' if vocab.add_bos else 'not added'}"),
-        ("eos", f"{vocab.named(vocab.eos_id)}, {'added' if vocab.add_eos else 'not added'}"),
-        ("context", str(header.n_ctx_train or "unknown")),
+        ("proposes", "", f"{head.n_proposed} of {head.n_vocab}"),
     ]

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from specllama.cli import console
-from specllama.cli.formatting import columns, wrapped
+from specllama.cli.formatting import wrapped
 from specllama.cli.progress import library
 from specllama.errors import NetworkError, UsageError
 from specllama.json_types import JsonObject
@@ -34,21 +32,20 @@ def pull(given: Mapping[str, Any]) -> int:
 
     Raises what models/prepare.py raises, and UsageError for a name that is no model of the hub.
     """
-    known, as_json = library(verify=not given.get("no_verify", False)), given.get("json", False)
+    known = library(verify=not given.get("no_verify", False))
     if DEMO in given["names"]:
         return _pull_demo(known, given)
     resolved = [_resolved(known, name) for name in dict.fromkeys(given["names"])]
     todo = plan(known, resolved)
     if given.get("dry_run"):
-        _show_plan(resolved, todo, as_json)
-        return 0
+        return console.report(given, _object(resolved, todo), _plan_lines(resolved, todo, console.width()))
     paths = prepare_models(known, resolved, pair=len(resolved) == 2, force=given.get("force", False))
-    if as_json:
-        models = [{"name": f.name, "path": path} for f, path in zip(resolved, paths, strict=True)]
-        console.data(json.dumps({"schema": "specllama.pull/1", "models": models}) + "\n")
-    else:
-        console.data("".join(f"{path}\n" for path in paths))
-    return 0
+    return _show(given, [model.name for model in resolved], paths)
+
+
+def _show(given: Mapping[str, Any], names: Sequence[str], paths: Sequence[str]) -> int:
+    models = [{"name": name, "path": path} for name, path in zip(names, paths, strict=True)]
+    return console.report(given, {"schema": "specllama.pull/1", "models": models}, paths)
 
 
 def _pull_demo(known: Library, given: Mapping[str, Any]) -> int:
@@ -59,23 +56,21 @@ def _pull_demo(known: Library, given: Mapping[str, Any]) -> int:
         raise UsageError("demo is downloaded alone", "specllama pull demo, then the other names")
     store = DemoStore(known.environ)
     model = store.model
-    if given.get("dry_run"):
-        missing = 0 if store.is_on_disk() else model.package_bytes
-        if given.get("json"):
-            plan = {"schema": "specllama.pull-plan/1", "models": [{"name": DEMO, "path": str(store.path)}]}
-            console.data(json.dumps({**plan, "bytes": model.package_bytes, "missing": missing}) + "\n")
-            return 0
-        state = "not on disk" if missing else "on disk"
-        console.data(f"{DEMO}: {model.name}, {size(model.n_bytes)}, {state}\n")
-        console.data(f"{size(missing)} to download into {store.folder}\n")
-        return 0
-    path = fetch(store, known.listener)
-    if given.get("json"):
-        models = [{"name": DEMO, "path": str(path)}]
-        console.data(json.dumps({"schema": "specllama.pull/1", "models": models}) + "\n")
-    else:
-        console.data(f"{path}\n")
-    return 0
+    if not given.get("dry_run"):
+        return _show(given, [DEMO], [str(fetch(store, known.listener))])
+    missing = 0 if store.is_on_disk() else model.package_bytes
+    plan = {
+        "schema": "specllama.pull-plan/1",
+        "models": [{"name": DEMO, "path": str(store.path)}],
+        "bytes": model.package_bytes,
+        "missing": missing,
+    }
+    state = "not on disk" if missing else "on disk"
+    lines = (
+        f"{DEMO}: {model.name}, {size(model.n_bytes)}, {state}",
+        f"{size(missing)} to download into {store.folder}",
+    )
+    return console.report(given, plan, lines)
 
 
 def _resolved(known: Library, name: str) -> ResolvedModel:
@@ -98,25 +93,19 @@ def _resolved(known: Library, name: str) -> ResolvedModel:
         return here
 
 
-def _show_plan(models: Sequence[ResolvedModel], todo: PullPlan, as_json: bool) -> None:
-    if as_json:
-        console.data(json.dumps(_object(models, todo)) + "\n")
-        return
-    lines = []
+def _plan_lines(models: Sequence[ResolvedModel], todo: PullPlan, width: int | None) -> Iterator[str]:
+    lines, had = [], {item.file.etag: item.have for item in todo.items}
     for model in models:
         if model.path:
             lines.append(f"{model.name}: {model.path} is on disk")
+        repo = model.listing.name.repo if model.listing else ""
         for file in model.parts:
-            have = next(i.have for i in todo.items if i.file.etag == file.etag)
+            have = had[file.etag]
             state = "on disk" if have == file.size else f"{size(have)} on disk" if have else "not on disk"
-            lines.append(
-                f"{model.name}: {model.listing.name.repo if model.listing else ''}/{file.path}, "
-                f"{size(file.size)}, {state}"
-            )
+            lines.append(f"{model.name}: {repo}/{file.path}, {size(file.size)}, {state}")
     free = "unknown" if todo.free is None else size(todo.free)
     lines.append(f"{size(todo.missing)} to download into {todo.root}, {free} free")
-    width = columns(sys.stdout)
-    console.data("".join(f"{part}\n" for line in lines for part in wrapped(line, width, more="  ")))
+    return (part for line in lines for part in wrapped(line, width, more="  "))
 
 
 def _object(models: Sequence[ResolvedModel], todo: PullPlan) -> JsonObject:

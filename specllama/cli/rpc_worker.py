@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ipaddress
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -47,10 +46,8 @@ def rpc_worker(given: Mapping[str, Any]) -> int:
         serving = client.serve(request)
         for line in _lines(serving):
             console.note(line)
-        if given.get("json"):  # last: a program that waits for it may then end this process
-            console.data(json.dumps({"schema": SCHEMA, **_object(serving)}) + "\n")
-        else:
-            console.data(f"{serving.endpoint}\n")
+        # Last: a program that waits for it may then end this process.
+        console.report(given, {"schema": SCHEMA, **_object(serving)}, [serving.endpoint])
         client.wait()
 
 
@@ -78,7 +75,7 @@ def _object(serving: protocol.Serving) -> JsonObject:
 
 
 def _lines(serving: protocol.Serving) -> list[str]:
-    """What the worker serves, and how to use it."""
+    """The devices that the worker serves, and how to use it."""
     lines = [f"RPC worker at {serving.endpoint}, protocol {serving.protocol}; Ctrl-C ends it"]
     for d in serving.devices:
         memory = f"{size(d.free)} free of {size(d.total)}"

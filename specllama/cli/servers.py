@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -13,7 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from specllama.cli import console
-from specllama.cli.formatting import columns, duration, listing, wrapped
+from specllama.cli.formatting import duration, listing, wrapped
 from specllama.clock import sleep, wait_until
 from specllama.errors import NotFoundError, ResourceError, UsageError
 from specllama.models.quants import size
@@ -35,18 +33,13 @@ _MARGIN_SECONDS = 10.0  # of work, for a server to end after its requests have
 
 def ps(given: Mapping[str, Any]) -> int:
     """Print the servers that run and the models in their memory; returns 0."""
-    servers = running()
-    if given.get("json"):
-        console.data(json.dumps({"schema": "specllama.ps/1", "servers": [asdict(s) for s in servers]}) + "\n")
-        return 0
-    width = columns(sys.stdout)
-    if not servers:
-        lines = wrapped("no server runs; specllama serve starts one", width)
-    else:
-        head = ("address", "process", "model", "memory", "context", "slots", "unloads")
-        lines = list(listing(head, [row for server in servers for row in _rows(server)], width, (0, 1, 2)))
-    console.data("".join(f"{line}\n" for line in lines))
-    return 0
+    servers, width = running(), console.width()
+    rows = [row for server in servers for row in _rows(server)]
+    head = ("address", "process", "model", "memory", "context", "slots", "unloads")
+    lines = listing(head, rows, width, (0, 1, 2))
+    report = {"schema": "specllama.ps/1", "servers": [asdict(server) for server in servers]}
+    nothing = wrapped("no server runs; specllama serve starts one", width)
+    return console.report(given, report, lines if servers else nothing)
 
 
 def _rows(server: RunningServer) -> Iterator[tuple[str, ...]]:
@@ -114,7 +107,7 @@ def _chosen(servers: Sequence[RunningServer], name: str | None, all_: bool) -> l
 
 
 def _names(server: RunningServer) -> list[str]:
-    """What a server may be called by."""
+    """The names of a server."""
     at = urlsplit(server.url)
     models = [name for model in server.models for name in (model.name, model.path)]
     return [server.url, at.netloc, str(at.port), str(server.pid), *models]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -12,7 +10,7 @@ from typing import Any
 
 from specllama.cli import console
 from specllama.cli.answer import engine_log
-from specllama.cli.formatting import columns, wrapped
+from specllama.cli.formatting import wrapped
 from specllama.cli.options import refuse_stdout
 from specllama.cli.progress import Progress, library
 from specllama.client.client import EngineClient
@@ -49,13 +47,9 @@ def trim(given: Mapping[str, Any]) -> int:
             trimmed = client.trim(request, lambda what, share: progress.show(what, share, "", stage=what))
     finally:
         Path(request.temporary).unlink(missing_ok=True)
-    if given.get("json"):
-        report = {"schema": SCHEMA, "source": request.source, "path": request.out, **asdict(trimmed)}
-        console.data(json.dumps(report) + "\n")
-        return 0
-    for line in _lines(request, trimmed):
-        console.data("".join(f"{part}\n" for part in wrapped(line, columns(sys.stdout))))
-    return 0
+    report = {"schema": SCHEMA, "source": request.source, "path": request.out, **asdict(trimmed)}
+    lines = (part for line in _lines(request, trimmed) for part in wrapped(line, console.width()))
+    return console.report(given, report, lines)
 
 
 def _request(given: Mapping[str, Any]) -> Trim:
@@ -94,7 +88,7 @@ def _request(given: Mapping[str, Any]) -> Trim:
 
 
 def _lines(request: Trim, trimmed: Trimmed) -> list[str]:
-    """What was written, and what is known about it."""
+    """The file that was written, and how it compares with its source."""
     name = printable(request.out)
     lines = [
         f"{name}: {trimmed.n_kept} of {trimmed.n_vocab} tokens; a step reads {size(trimmed.step_bytes)} "

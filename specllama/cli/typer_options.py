@@ -36,8 +36,9 @@ class CommandEntry:
     """A command of the program.
 
     code: "module:function" within specllama.cli; the function takes the given options, name to value, and
-    returns the exit code; EXAMPLES of the module end the help. options: "module:TABLE" within specllama.
-    often: names of the options that come first in the help, as a group of their own.
+    returns the exit code; EXAMPLES_OF_FUNCTION or EXAMPLES of the module end the help. options:
+    "module:TABLE" within specllama. often: names of the options that come first in the help, as a group of
+    their own.
     """
 
     code: str
@@ -62,8 +63,10 @@ class CommandEntry:
 
     def examples(self) -> str:
         """Its example command lines, "" without any."""
-        module = importlib.import_module(f"specllama.cli.{self.code.partition(':')[0]}")
-        return str(getattr(module, "EXAMPLES", ""))
+        name, _, function = self.code.partition(":")
+        module = importlib.import_module(f"specllama.cli.{name}")
+        own = getattr(module, f"EXAMPLES_OF_{function.upper()}", None)
+        return str(own or getattr(module, "EXAMPLES", ""))
 
 
 class CommandGroup(typer.core.TyperGroup):

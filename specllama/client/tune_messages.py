@@ -1,4 +1,4 @@
-"""The messages of `tune`: what is to be measured, what was, and how far it has come."""
+"""The messages of `tune` and `trim`: requests, parts of the results, and progress."""
 
 from __future__ import annotations
 
@@ -31,24 +31,20 @@ class Tune:
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """From the engine: what a Tune is doing, the share of all that is done, seconds that are left."""
+    """From the engine: the stage of a Tune in progress, and the share of all stages that is done."""
 
     id: int
     label: str
     share: float
-    left: float
 
 
 @dataclass(frozen=True, slots=True)
 class TuneAgenda:
-    """What a Tune is going to measure. seconds: predicted for all of it; t1: of a decode of one row.
-    n_tokens: of a text at most. n_left_out: prompts for which there is no time; too_long: prompts that the
-    context has no room for, name to reason. replays: whether the memory evaluates tokens again where a draft
-    is not accepted as a whole.
+    """The texts that a Tune is going to use. n_tokens: of a text at most. n_left_out: prompts for which there
+    is no time; too_long: prompts that the context has no room for, name to reason. replays: whether the
+    memory evaluates tokens again where a draft is not accepted as a whole.
     """
 
-    seconds: float
-    t1: float
     n_texts: int
     n_tokens: int
     n_left_out: int
@@ -162,23 +158,10 @@ class DraftPrediction:
 
 
 @dataclass(frozen=True, slots=True)
-class TrimmedPrediction:
-    """A copy of a draft with n_kept of n_vocab tokens, as `specllama trim` writes it without texts, measured
-    like the draft itself.
-    """
-
-    n_kept: int
-    n_vocab: int
-    step: float
-    forecast: DraftPrediction
-
-
-@dataclass(frozen=True, slots=True)
 class MeasuredDraft:
     """A draft of Tune's, by its index; -1 for copying alone. problem: why it cannot be used. head: kind and
     size of a head, "" for a draft model. step: seconds for a token of the draft, points: what its steps take.
-    trimmed: what a trimmed copy of it would do. translated: whether its tokens are. What is not measured is
-    None or empty.
+    translated: whether its tokens are. What is not measured is None or empty.
     """
 
     index: int
@@ -189,7 +172,6 @@ class MeasuredDraft:
     points: list[TimedWidth] = field(default_factory=list)
     break_even: list[BreakEven] = field(default_factory=list)
     forecast: DraftPrediction | None = None
-    trimmed: TrimmedPrediction | None = None
     translated: bool = False
 
 

@@ -16,7 +16,7 @@ import types
 from collections import deque
 from dataclasses import dataclass
 from importlib import metadata
-from typing import Any, TypedDict
+from typing import Any
 
 from specllama.errors import EngineError, UsageError, option
 from specllama.llama.kernels import load
@@ -162,25 +162,10 @@ if not ggml.ggml_backend_reg_count():  # backends are loadable; llama-cpp-python
 KERNELS = load(ggml)
 
 
-class LlamaBuild(TypedDict):
-    """A build of llama.cpp: versions, registered backends, whether it supports GPU offload, mmap, mlock and
-    RPC; and specllama's kernels, or why they are not used.
+def build_info() -> dict[str, Any]:
+    """The build of llama.cpp: versions, registered backends, whether it supports GPU offload, mmap, mlock and
+    RPC; and specllama's kernels, or why they are not used. Fields of client.model_info.BuildInfo.
     """
-
-    llama_cpp_python: str
-    llama_cpp: str
-    ggml: str
-    backends: list[str]
-    gpu_offload: bool
-    mmap: bool
-    mlock: bool
-    rpc: bool
-    kernels: str
-    kernels_reason: str
-
-
-def build_info() -> LlamaBuild:
-    """What `doctor` reports of the build."""
     registered = (ggml.ggml_backend_reg_get(i) for i in range(ggml.ggml_backend_reg_count()))
     return {
         "llama_cpp_python": _installed,

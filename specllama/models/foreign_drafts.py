@@ -24,9 +24,7 @@ from specllama.models.memory.available import physical_cores
 from specllama.models.names import DEMO
 from specllama.models.quants import ModelFiles, find_heads
 from specllama.models.resolve import Library, ParsedName, ResolvedModel
-from specllama.pair.check import check_pair
-from specllama.pair.head_check import check_any
-from specllama.pair.notes import COSTLY_DRAFT
+from specllama.pair.check import COSTLY_DRAFT, check_any, check_pair
 from specllama.pair.overlap import overlap
 from specllama.pair.vocab import Overlap
 from specllama.text.terminal import printable

@@ -209,7 +209,7 @@ def _note_memory(library: Library, headers: Sequence[Header]) -> None:
     from specllama.heads import is_head_file
     from specllama.models.memory.available import available_memory
     from specllama.models.memory.plan import PlanSettings, plan_memory
-    from specllama.pair.head_check import own_head
+    from specllama.pair.check import own_head
 
     target, draft = headers[0], headers[1] if len(headers) > 1 else None
     settings, problem = PlanSettings(available=available_memory()), ""
@@ -254,7 +254,7 @@ def own_draft(library: Library, target: ResolvedModel, header: Header) -> Resolv
     from specllama.gguf.header import read_model
     from specllama.heads import read_head, unusable_head
     from specllama.models.foreign_drafts import head_beside
-    from specllama.pair.head_check import check_any
+    from specllama.pair.check import check_any
 
     if read_head(header) is not None:
         return target
@@ -276,7 +276,7 @@ def _listed_draft(library: Library, target: ResolvedModel, header: Header) -> Re
     """The draft that models.toml names for a target, if it is on disk and compatible; a note says why it is
     not used.
     """
-    from specllama.pair.head_check import check_any
+    from specllama.pair.check import check_any
 
     draft, known = library.draft_for(target)
     if draft is None:

@@ -1,5 +1,5 @@
-"""What two vocabularies have in common: the tokens of equal text, for a draft that has other ids, or other
-tokens, than its target. Reads no model file; overlap_file.py stores what large ones share.
+"""The tokens that two vocabularies share: those of equal text, for a draft that has other ids, or other
+tokens, than its target. Reads no model file; what large ones share is stored.
 
 Tokens are compared by the bytes that they stand for, as in TLI (Timor et al., arXiv 2502.05202).
 Control tokens are the same where their texts are equal, or where they end a turn or a text in both.
@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import struct
-from collections.abc import Iterator, Sequence
+import io
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,8 +24,7 @@ from specllama.errors import Note
 from specllama.gguf.header import Header
 from specllama.gguf.parse import StringArray
 from specllama.gguf.trimmed import is_trimmed
-from specllama.pair.check import PairVerdict
-from specllama.pair.head_check import HeadVerdict, check_any
+from specllama.pair.check import HeadVerdict, PairVerdict, check_any
 from specllama.pair.vocab import KINDS, Overlap, TokenBytes, named_id, read_vocab, token_bytes
 from specllama.regular_file import read_regular
 
@@ -37,24 +36,28 @@ from specllama.regular_file import read_regular
 
 LEAST_TOKENS = 1 << 16  # of both vocabularies, from which a comparison takes longer than reading its file
 MAX_FILES = 16
-_VERSION = 1
-_COUNTS = struct.Struct("<5q")
+_VERSION = 2
 _DIGEST = hashlib.sha256().digest_size
+_MOST_BESIDE = 1 << 12  # bytes of a file that are no contents of its arrays
 
 
 def read(target: Header, draft: Header) -> Overlap | None:
-    """What was stored for the tokenizers of two models, None where nothing was, or nothing that is whole."""
+    """The stored comparison of the tokenizers of two models, None without one that is whole."""
     if (path := _path(target, draft)) is None:
         return None
-    most = _DIGEST + _COUNTS.size + 8 * draft.n_vocab + -(-target.n_vocab // 8)  # bytes
+    most = _MOST_BESIDE + 8 * draft.n_vocab + target.n_vocab // 8
     try:
         data = read_regular(path, most + 1)
     except OSError:
         return None
     body = data[_DIGEST:]
-    if len(data) > most or len(body) < _COUNTS.size or _digest(path, body) != data[:_DIGEST]:
+    if len(data) > most or _digest(path, body) != data[:_DIGEST]:
         return None
-    return _parsed(body, draft.n_vocab, target.n_vocab)
+    stored = np.load(io.BytesIO(body))
+    ids, never_drafted = (stored[name].astype(np.int64) for name in ("to_target", "never_drafted"))
+    n, n_shared, n_ordinary = stored["counts"].tolist()
+    may_grow = np.unpackbits(stored["may_grow"], count=n).astype(np.bool_)
+    return Overlap(ids, n, may_grow, never_drafted, n_shared, n_ordinary)
 
 
 def write(target: Header, draft: Header, shared: Overlap) -> None:
@@ -63,26 +66,23 @@ def write(target: Header, draft: Header, shared: Overlap) -> None:
     """
     if (path := _path(target, draft)) is None:
         return
-    counts = (
-        len(shared.to_target),
-        shared.n_target,
-        len(shared.never_drafted),
-        shared.n_shared,
-        shared.n_ordinary,
+    file = io.BytesIO()
+    np.savez(
+        file,
+        counts=np.array([shared.n_target, shared.n_shared, shared.n_ordinary]),
+        to_target=shared.to_target.astype("<i4"),
+        never_drafted=shared.never_drafted.astype("<i4"),
+        may_grow=np.packbits(shared.may_grow),
     )
-    arrays = (
-        shared.to_target.astype("<i4"),
-        shared.never_drafted.astype("<i4"),
-        np.packbits(shared.may_grow),
-    )
-    body = _COUNTS.pack(*counts) + b"".join(array.tobytes() for array in arrays)
     with contextlib.suppress(OSError):
         path.parent.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileExistsError):
             path.parent.mkdir(mode=0o700)
         close_to_others(path.parent)
-        write_whole(path, _digest(path, body) + body, 0o600)
-        _remove_oldest(list(path.parent.glob("*.overlap")))
+        write_whole(path, _digest(path, file.getvalue()) + file.getvalue(), 0o600)
+        newest_first = sorted(path.parent.glob("*.overlap"), key=lambda one: -one.stat().st_mtime)
+        for old in newest_first[MAX_FILES:]:
+            old.unlink(missing_ok=True)
 
 
 def _path(target: Header, draft: Header) -> Path | None:
@@ -112,27 +112,6 @@ def _tokenizer(header: Header) -> str:
 
 def _digest(path: Path, body: bytes) -> bytes:
     return hashlib.sha256(path.name.encode() + body).digest()
-
-
-def _parsed(body: bytes, n_draft: int, n_target: int) -> Overlap | None:
-    """The contents of a file for vocabularies of so many tokens, None for those of others."""
-    n_ids, n, n_never_drafted, n_shared, n_ordinary = _COUNTS.unpack_from(body)
-    if (n_ids, n) != (n_draft, n_target) or not 0 <= n_never_drafted <= n_ids:
-        return None
-    sizes = (4 * n_ids, 4 * n_never_drafted, -(-n // 8))
-    if len(body) != _COUNTS.size + sum(sizes):
-        return None
-    at = _COUNTS.size
-    ids = np.frombuffer(body, "<i4", n_ids, at).astype(np.int64)
-    never_drafted = np.frombuffer(body, "<i4", n_never_drafted, at + sizes[0]).astype(np.int64)
-    bits = np.frombuffer(body, np.uint8, sizes[2], at + sizes[0] + sizes[1])
-    return Overlap(ids, n, np.unpackbits(bits, count=n).astype(np.bool_), never_drafted, n_shared, n_ordinary)
-
-
-def _remove_oldest(files: Sequence[Path]) -> None:
-    """Keep the newest MAX_FILES. Raises OSError."""
-    for path in sorted(files, key=lambda file: -file.stat().st_mtime)[MAX_FILES:]:
-        path.unlink(missing_ok=True)
 
 
 MIN_SHARED = 0.01  # of the draft's tokens, below which the vocabularies have nothing in common

@@ -309,7 +309,7 @@ class Overlap:
 
     @property
     def label(self) -> str:
-        """What it is, for people."""
+        """The share, for people."""
         return f"{100 * self.share:.0f} % of tokens shared"
 
 

@@ -15,7 +15,7 @@ from specllama.models.memory.load_plan import plan_load
 from specllama.models.memory.plan import DeviceMemory, MemoryPlan
 from specllama.models.prepare import prepare_if_on_disk
 from specllama.models.resolve import Library
-from specllama.pair.head_check import own_head
+from specllama.pair.check import own_head
 from specllama.server.memory import FreeMemory, LoadedModel
 
 

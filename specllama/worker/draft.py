@@ -42,8 +42,7 @@ from specllama.models.memory.available import available_memory
 from specllama.models.memory.load_plan import plan_load
 from specllama.models.memory.plan import DeviceMemory, MemoryPlan
 from specllama.other_work import OtherWork
-from specllama.pair.check import PairVerdict, check_pair
-from specllama.pair.head_check import HeadVerdict, check_head, own_head
+from specllama.pair.check import HeadVerdict, PairVerdict, check_head, check_pair, own_head
 from specllama.pair.overlap import overlap, translated
 from specllama.pair.vocab import Overlap, stand_ins
 from specllama.worker.calibrate import measure_change, measure_load, measure_steps

@@ -35,8 +35,7 @@ from specllama.models.memory.load_plan import (
     spare_cells,
 )
 from specllama.models.memory.plan import MemoryPlan
-from specllama.pair.check import PairVerdict
-from specllama.pair.head_check import HeadVerdict
+from specllama.pair.check import HeadVerdict, PairVerdict
 from specllama.text.grammar import Grammars
 from specllama.worker.draft import (
     CheckedDrafts,

@@ -18,9 +18,8 @@ from pathlib import Path
 import pytest
 
 import specllama
-from specllama.cli.doctor import Problem, machine
-from specllama.cli.doctor import files as engine
-from specllama.cli.doctor.files import directory_size, meaning, pays_from
+from specllama.cli.doctor import machine
+from specllama.cli.doctor.files import Problem, directory_size, meaning, pays_from
 from specllama.cli.doctor.machine import without_secrets
 from specllama.cli.doctor.text import exactness_verdict, pays_verdict
 from specllama.llama import kernel_build
@@ -512,10 +511,10 @@ def test_llama_cpp_that_crashes(command: Command) -> None:
 def test_an_engine_that_never_starts_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shims(tmp_path, llama_cpp="import time; time.sleep(100)")
     monkeypatch.syspath_prepend(str(tmp_path / "shims"))  # the engine gets the search path of this process
-    monkeypatch.setattr(engine, "IDLE_SECONDS", 1.0)
+    monkeypatch.setattr(machine, "IDLE_SECONDS", 1.0)
     reported: list[Problem] = []
     begin = time.monotonic()
-    assert engine.engine(reported) == {
+    assert machine.engine(reported) == {
         "ok": False,
         "error": "the engine process did not start: it used no processor time for 1 s",
     }
@@ -524,11 +523,11 @@ def test_an_engine_that_never_starts_is_given_up(tmp_path: Path, monkeypatch: py
 
 
 def test_an_embedded_pair_that_is_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = engine.EMBEDDED_TARGET.read_bytes()
+    whole = machine.EMBEDDED_TARGET.read_bytes()
     (tmp_path / "cut.gguf").write_bytes(whole[: len(whole) // 2])
-    monkeypatch.setattr(engine, "EMBEDDED_TARGET", tmp_path / "cut.gguf")
+    monkeypatch.setattr(machine, "EMBEDDED_TARGET", tmp_path / "cut.gguf")
     reported: list[Problem] = []
-    assert engine.embedded_pair(reported)["ok"] is False
+    assert machine.embedded_pair(reported)["ok"] is False
     assert [problem.exit_code for problem in reported] == [6]
     assert "embedded pair" in reported[0].what
 

@@ -398,7 +398,7 @@ def test_one_clock_measures_time() -> None:
     times_of_day = {
         "models.hub.http", "server.dialects.ollama.routes", "server.dialects.shared.writer",
         "server.dialects.openai.responses.writer", "server.service", "cli.cache", "cli.chats",
-        "cli.doctor.stored", "worker.profile",
+        "cli.doctor.files", "worker.profile",
     }  # fmt: skip
     clocks = {
         (module_name(path), node.attr)

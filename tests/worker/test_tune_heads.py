@@ -170,25 +170,6 @@ def test_the_head_inside_the_model_is_ranked_with_others(
     assert_shape_is_that_of_tune(both.profile, MODEL.name)
 
 
-def test_a_trimmed_copy_of_the_head_inside_the_model_is_tried(
-    front: Callable[..., Front], tmp_path: Path
-) -> None:
-    model = tinymtp.mimo2(tmp_path / "model.gguf", n_vocab=600, adds=LAST, copied=True)
-    one = front(model, inside=True)
-    _, own = tuned(one, model)
-    assert (own.problem, own.head) == ("", "MTP, 1 layer")
-    assert own.trimmed is not None
-    assert (own.trimmed.n_kept, own.trimmed.n_vocab) == (320, 600)
-    assert own.trimmed.step > 0
-    assert own.forecast is not None
-    whole, trimmed = own.forecast.acceptance, own.trimmed.forecast.acceptance
-    assert whole == pytest.approx(1.0, abs=0.1)
-    assert trimmed is not None
-    assert 0.1 < trimmed < whole
-    assert one.ids(prompt="zip", params={"max_tokens": 4, "ignore_eos": True})
-    assert not list(tmp_path.rglob("*tune.gguf*"))
-
-
 def test_a_cancelled_trial_leaves_nothing_open(front: Callable[..., Front], tmp_path: Path) -> None:
     target, head = write("eagle3", tmp_path)
     one = front(target)
@@ -213,7 +194,7 @@ def test_heads_that_cannot_be_used_do_not_affect_the_others(
     assert "damaged.gguf" in broken.problem
     assert "no head" in without.problem
     assert good.forecast is not None
-    monkeypatch.setattr("specllama.worker.tuning.head_trial.available_memory", lambda: 1 << 20)
+    monkeypatch.setattr("specllama.worker.tuning.drafts.available_memory", lambda: 1 << 20)
     _, full = tuned(one, head)
     assert "not enough memory" in full.problem
     assert full.forecast is None

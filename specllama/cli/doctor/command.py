@@ -6,16 +6,14 @@ assembles them. The exit code is the one that `run` would end with.
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 from collections.abc import Mapping
 from typing import Any
 
 from specllama.cli import console
-from specllama.cli.doctor import Problem
-from specllama.cli.doctor.text import short, whole
-from specllama.cli.formatting import columns
+from specllama.cli.doctor import files, machine
+from specllama.cli.doctor.files import Problem
+from specllama.cli.doctor.text import lines
 from specllama.json_types import JsonObject
 
 EXAMPLES = """
@@ -30,40 +28,32 @@ SCHEMA = "specllama.doctor/1"
 def doctor(given: Mapping[str, Any]) -> int:
     """Print the verdict, or the whole report; returns 0 unless something makes `run` impossible."""
     report, problems = examine(given.get("rpc"))
-    if given.get("json"):
-        console.data(json.dumps(report) + "\n")
-    else:
-        lines = whole(report, columns(sys.stdout)) if given.get("all") else short(report, columns(sys.stdout))
-        console.data("\n".join(lines) + "\n")
+    console.report(given, report, lines(report, console.width(), given.get("all", False)))
     return next((problem.exit_code for problem in problems if problem.exit_code), 0)
 
 
 def examine(workers: str | None = None) -> tuple[JsonObject, list[Problem]]:
     """The whole report as plain data, and the problems."""
-    from specllama.cli.doctor import files, machine, stored
-    from specllama.cli.doctor import files as engine
-    from specllama.cli.doctor import machine as hub
-    from specllama.cli.doctor import machine as setup
-
     problems: list[Problem] = []
-    probe = hub.Probe(os.environ)  # answers while the engine starts
-    started = engine.engine(problems)
+    probe = machine.Probe(os.environ)  # answers while the engine starts
+    started = machine.engine(problems)
     rpc = {}
     if workers is not None:
-        engine.check_rpc(started, problems)  # first: `run` ends with this one
-        rpc["rpc"] = setup.workers(workers, problems)
+        machine.check_rpc(started, problems)  # first: `run` ends with this one
+        rpc["rpc"] = machine.workers(workers, problems)
+    usable = files.calibrations()
     report = {
         "schema": SCHEMA,
         "versions": machine.versions(started),
         "machine": machine.machine(started, problems),
         "engine": started,
-        "embedded_pair": engine.embedded_pair(problems),
-        "demo_model": engine.demo_model(problems),
-        "cache": files.cache(problems),
-        "exactness": files.exactness(),
-        "stored": stored.stored(),
-        "hub": hub.hub(os.environ, probe, problems),
-        "config": setup.config(os.environ, problems),
+        "embedded_pair": machine.embedded_pair(problems),
+        "demo_model": machine.demo_model(problems),
+        "cache": files.cache(usable, problems),
+        "exactness": files.exactness(usable),
+        "stored": files.stored(usable),
+        "hub": machine.hub(os.environ, probe, problems),
+        "config": machine.config(os.environ, problems),
         **rpc,
     }
     problems.sort(key=lambda problem: not problem.exit_code)

@@ -1,4 +1,7 @@
-"""What `doctor` reports on specllama's own cache: where it is, its size, its calibrations."""
+"""The report of `doctor` on specllama's own files: the cache, calibrations, stored figures, prompts.
+
+Files of other versions may lack any figure; nothing is decided from them here.
+"""
 
 from __future__ import annotations
 
@@ -7,85 +10,118 @@ import os
 import shutil
 import stat
 import tempfile
-import threading
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
-from specllama.cli.doctor import Problem, reported
 from specllama.clock import running_time
 from specllama.config import store
 from specllama.core.replay.break_even import acceptance_needed
-from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
-from specllama.errors import EngineDiedError, EngineError, SpecllamaError
+from specllama.errors import SpecllamaError
 from specllama.json_types import JsonObject
-from specllama.models.demo import DemoStore
 from specllama.prefix_disk.directory import StateDirectory, default_directory
-from specllama.processor_time import of_tree, wait_while_working
-
-if TYPE_CHECKING:
-    from specllama.client.client import EngineClient
-
 
 _SECONDS = 2.0  # for adding up a directory
 _MIN_SAMPLES = 3  # of a width, to say what it costs
+_Kind = TypeVar("_Kind")
+Calibrations = Sequence[tuple[Path, JsonObject]]  # files and their contents, the newest first
 
 
-def cache(problems: list[Problem]) -> JsonObject:
-    """The cache's path, whether it can be written, its bytes, how many calibrations are usable and broken."""
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A problem, and the remedy. exit_code: of `run` because of it, 0 if `run` works."""
+
+    what: str
+    do: str
+    exit_code: int = 0
+
+    def to_dict(self) -> JsonObject:
+        return asdict(self)
+
+
+@contextlib.contextmanager
+def reported(problems: list[Problem], do: str, prefix: str = "") -> Iterator[list[str]]:
+    """Add an error of the block to the problems instead of raising it.
+
+    do: what to do about an error without a hint. prefix: of the problem's text. Yields a list that gets the
+    error's message.
+    """
+    messages: list[str] = []
+    try:
+        yield messages
+    except SpecllamaError as error:
+        messages.append(error.message)
+        problems.append(Problem(prefix + error.message, error.hint or do, error.exit_code))
+
+
+def calibrations() -> Calibrations:
+    """Those of this version that are whole."""
+    there = []
+    for file in _calibration_files():
+        with contextlib.suppress(OSError, ValueError):
+            if file.suffix == ".json":
+                there.append((file.stat().st_mtime, file, store.stored_object(file)))
+    return [(file, data) for _, file, data in sorted(there, key=lambda one: -one[0])]
+
+
+def _calibration_files() -> list[Path]:
+    try:
+        return sorted(file for file in (store.cache_dir() / "calibration").iterdir() if file.is_file())
+    except OSError:
+        return []
+
+
+def cache(usable: Calibrations, problems: list[Problem]) -> JsonObject:
+    """The cache's path, whether it can be written, its bytes, how many calibrations are usable and broken,
+    and how many evaluated prompts are on disk.
+    """
     path = store.cache_dir()
     if problem := writing_problem(path):
         what = f"nothing is remembered between runs: {path} {problem}"
         problems.append(Problem(what, "make it writable, or set SPECLLAMA_CACHE to a directory that is"))
-    stored = list(files(path / "calibration"))
-    whole = sum(calibration(file) is not None for file in stored if file.suffix == ".json")
-    broken = sum(file.suffix in (".json", ".broken") for file in stored) - whole
+    n_files = sum(file.suffix in (".json", ".broken") for file in _calibration_files())
     n_bytes, complete = directory_size(path)
+    sizes: Mapping[str, int] = {}
+    with contextlib.suppress(OSError):
+        sizes = StateDirectory(default_directory()).sizes()
     return {
         "path": str(path),
         "writable": not problem,
         "bytes": n_bytes,
         "bytes_complete": complete,
         "free_disk": free_disk(path),
-        "calibrations": whole,
-        "broken": broken,
-        "prompts": prompts(),
+        "calibrations": len(usable),
+        "broken": n_files - len(usable),
+        "prompts": {"number": len(sizes), "bytes": sum(sizes.values())},
     }
 
 
-def prompts() -> JsonObject:
-    """How many evaluated prompts are on disk, and their bytes."""
-    directory = StateDirectory(default_directory())
-    try:
-        sizes = directory.sizes()
-    except OSError:
-        sizes = {}
-    return {"number": len(sizes), "bytes": sum(sizes.values())}
-
-
-def exactness() -> list[JsonObject]:
-    """Each calibration, the newest first: model, t(1) in seconds, epsilon in logits, how many rows were
-    compared, after how many tokens at most, from how many rows on batches differ, what that means, and from
-    which acceptance copied drafts pay.
+def exactness(usable: Calibrations) -> list[JsonObject]:
+    """Of each calibration: model, t(1) in seconds, epsilon in logits, how many rows were compared, after how
+    many tokens at most, from how many rows on batches differ, what that means, and from which acceptance
+    copied drafts pay.
     """
-    stored = [(file, calibration(file)) for file in files(store.cache_dir() / "calibration")]
-    newest = sorted(((f.stat().st_mtime, f, data) for f, data in stored if data), key=lambda x: -x[0])
-    return [
-        {
-            **readable_key(data),
-            "t1": number(data.get("t1")),
-            "epsilon": number(data.get("epsilon")),
-            "rows": number(data.get("n_rows")),
-            "behind": number(data.get("reach")),
-            "alike": number(data.get("alike")),
-            "unlike": number(data.get("unlike")),
-            "meaning": meaning(*(number(data.get(name)) for name in ("epsilon", "reach", "alike", "unlike"))),
-            "pays_from": pays_from(data.get("curves")),
-            "file": str(file),
-        }
-        for _, file, data in newest
-    ]
+    shown = []
+    for file, data in usable:
+        compared = [number(data.get(name)) for name in ("epsilon", "reach", "alike", "unlike")]
+        epsilon, reach, alike, unlike = compared
+        shown.append(
+            {
+                **_readable_key(data),
+                "t1": number(data.get("t1")),
+                "epsilon": epsilon,
+                "rows": number(data.get("n_rows")),
+                "behind": reach,
+                "alike": alike,
+                "unlike": unlike,
+                "meaning": meaning(*compared),
+                "pays_from": pays_from(data.get("curves")),
+                "file": str(file),
+            }
+        )
+    return shown
 
 
 def pays_from(curves: Any) -> float | None:
@@ -107,7 +143,7 @@ def meaning(
     equal_up_to: float | None = None,
     unequal_from: float | None = None,
 ) -> str:
-    """What a comparison of rows means for the texts, in words. equal_up_to, unequal_from: see Calibration."""
+    """The meaning of a comparison of rows for the texts. equal_up_to, unequal_from: see Calibration."""
     if epsilon is None or reach is None:
         return "not measured"
     after = f"after texts of up to {reach:.0f} tokens"
@@ -120,12 +156,92 @@ def meaning(
     return f"{differ}; near-ties are counted, --exact makes all decodes equally wide"
 
 
-def calibration(file: Path) -> JsonObject | None:
-    """The content of a file; None where it is no calibration of this version."""
-    try:
-        return store.stored_object(file) if file.suffix == ".json" else None
-    except (OSError, ValueError):
-        return None
+def stored(usable: Calibrations) -> JsonObject:
+    """All that is stored, on this machine."""
+    ledger = StateDirectory(default_directory()).read_ledger()
+    now = time.time()
+    return {
+        "models": [_profile(file, data, now) for file, data in usable],
+        "read_rate": ledger.load_rate or None,
+    }
+
+
+def _profile(file: Path, data: JsonObject, now: float) -> JsonObject:
+    at = number(part(object, data, "measured", "comparison"))
+    curves = part(dict, data, "curves") or {}
+    return {
+        **_readable_key(data),
+        "lora": len(part(list, data, "key", "lora") or ()),
+        "age": max(0.0, now - file.stat().st_mtime),
+        "t1": number(data.get("t1")),
+        "widths": sorted({point[0] for curve in curves.values() for point in _points(curve)}),
+        "compared": max(0.0, now - at) if at is not None else None,
+        "change": number(data.get("change")),
+        "exact_width": number(data.get("exact_width")),
+        "pairs": [_pair(one) for one in part(list, data, "pairs") or () if _is_pair(one)],
+        "file": str(file),
+    }
+
+
+def _points(curve: object) -> Iterator[list[Any]]:
+    for point in part(list, curve, "widths") or ():
+        if isinstance(point, list) and len(point) == 3 and isinstance(point[0], int):
+            yield point
+
+
+def _is_pair(one: object) -> bool:
+    return part(dict, one, "pair") is not None and part(dict, one, "learnt") is not None
+
+
+def _pair(one: object) -> JsonObject:
+    """The figures that were learnt with a draft."""
+    name, quant = (part(object, one, "pair", "draft", "model", i) for i in (0, 2))
+    tokens, acceptance = dict[str, float](), dict[str, float]()
+    for of, table in (part(dict, one, "learnt", "tables") or {}).items():
+        right, seen = (
+            sum(number(x) or 0.0 for x in part(list, table, name) or ()) for name in ("right", "seen")
+        )
+        if seen:
+            tokens[of], acceptance[of] = seen, right / seen
+    models = (part(dict, one, "learnt", "priced") or {}).values()
+    steps = (point for model in models for point in _points(part(dict, model, "steps")))
+    return {
+        "draft": f"{name} {quant}" if name else None,
+        "drafters": [str(x) for x in part(list, one, "pair", "drafters") or ()],
+        "step": next((number(point[1]) for point in steps if point[0] == 1), None),
+        "tokens": tokens,
+        "acceptance": acceptance,
+    }
+
+
+def _readable_key(data: JsonObject) -> JsonObject:
+    """Model and setting of the figures of a calibration; devices without their descriptions."""
+    names = (part(str, pair, 0) for pair in part(list, data, "key", "devices") or ())
+    return {
+        "model": part(str, data, "key", "model", 0),
+        "quant": part(str, data, "key", "model", 2),
+        "devices": [name for name in names if name is not None] or None,
+        "threads": part(list, data, "key", "threads"),
+        "kernels": part(str, data, "kernels"),
+    }
+
+
+def part(kind: type[_Kind], data: object, *path: str | int) -> _Kind | None:
+    """A part of stored JSON by its keys and indexes, None where it is not there or of another type."""
+    for name in path:
+        if isinstance(data, dict):
+            data = data.get(name)
+        elif isinstance(data, list) and isinstance(name, int) and name < len(data):
+            data = data[name]
+        else:
+            return None
+    return data if isinstance(data, kind) else None
+
+
+def number(value: Any) -> float | None:
+    """A stored number, None for anything else."""
+    number = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e300
+    return float(value) if number else None
 
 
 def writing_problem(path: Path) -> str:
@@ -166,123 +282,3 @@ def free_disk(path: Path) -> int | None:
         except OSError:
             continue
     return None
-
-
-def files(directory: Path) -> Iterator[Path]:
-    """The files of a directory, by name."""
-    try:
-        yield from sorted(file for file in directory.iterdir() if file.is_file())
-    except OSError:
-        return
-
-
-def readable_key(data: Mapping[str, Any]) -> JsonObject:
-    """What the figures of a calibration belong to; files of other versions may lack any of it."""
-    key, kernels = data.get("key"), data.get("kernels")
-    key = key if isinstance(key, dict) else {}
-    model, threads = key.get("model"), key.get("threads")
-    name, _, quant = model[:3] if isinstance(model, list) and len(model) >= 3 else (None, None, None)
-    return {
-        "model": name if isinstance(name, str) else None,
-        "quant": quant if isinstance(quant, str) else None,
-        "devices": _names(key.get("devices")),
-        "threads": threads if isinstance(threads, list) else None,
-        "kernels": kernels if isinstance(kernels, str) else None,
-    }
-
-
-def _names(devices: Any) -> list[str] | None:
-    """The names of devices, without their descriptions."""
-    pairs = devices if isinstance(devices, list) else []
-    names = [pair[0] for pair in pairs if isinstance(pair, list) and pair and isinstance(pair[0], str)]
-    return names or None
-
-
-def number(value: Any) -> float | None:
-    """A stored number, None for anything else."""
-    number = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e300
-    return float(value) if number else None
-
-
-# What `doctor` reports on llama.cpp, which only an engine process may load, and on specllama's models.
-
-
-_WITHOUT_KERNELS = (
-    "text with drafts may differ from text without them where tokens are almost equally likely, and small "
-    "batches are slower"
-)
-SECONDS = 600.0  # of work, for an engine process to start: it may have to compile
-IDLE_SECONDS = 60.0  # for which it may stand still meanwhile
-
-
-def engine(problems: list[Problem]) -> JsonObject:
-    """The build of llama.cpp (BuildInfo) and "start_seconds"; or "ok" False and "error"."""
-    from specllama.client.client import EngineClient
-
-    started = running_time()
-    with reported(problems, "install specllama again") as messages, EngineClient() as client:
-        with _time_limit(client):
-            build = client.inspect()
-        if not build.kernels:
-            what = f"specllama's kernels are not used, {build.kernels_reason}: {_WITHOUT_KERNELS}"
-            problems.append(Problem(what, "docs/exactness.md says what the kernels need"))
-        return {"ok": True, "start_seconds": round(running_time() - started, 3), **asdict(build)}
-    return {"ok": False, "error": messages[0]}
-
-
-def check_rpc(started: Mapping[str, Any], problems: list[Problem]) -> None:
-    """Add a problem if the build of llama.cpp, as `engine` reports it, cannot use RPC workers."""
-    if started["ok"] and not started["rpc"]:
-        what = "this build of llama.cpp has no RPC backend, which --rpc needs"
-        problems.append(Problem(what, "docs/install.md has the command that adds it", EngineError.exit_code))
-
-
-@contextlib.contextmanager
-def _time_limit(client: EngineClient) -> Iterator[None]:
-    """Close the client if its process works for more than SECONDS during the block, or stands still for
-    IDLE_SECONDS. Raises EngineDiedError then.
-    """
-    done, over = threading.Event(), [""]
-
-    def watch() -> None:
-        over[0] = wait_while_working(done.wait, of_tree(client.pid), SECONDS, IDLE_SECONDS)
-        if over[0]:
-            client.close()
-
-    thread = threading.Thread(target=watch, daemon=True)
-    thread.start()
-    try:
-        yield
-    except SpecllamaError as error:
-        if not over[0]:
-            raise
-        what = f"the engine process did not start: it {over[0]}"
-        raise EngineDiedError(what, error.hint) from None
-    finally:
-        done.set()
-        thread.join()
-
-
-def demo_model(problems: list[Problem]) -> JsonObject:
-    """Where the demo model is stored, and whether it is there; it may be absent."""
-    store = DemoStore()
-    if store.path.exists() and not store.is_on_disk():
-        what = f"{store.path} is incomplete, so that the embedded pair answers where no model is named"
-        problems.append(Problem(what, "specllama pull demo fetches it again"))
-    return {"name": store.model.name, "path": str(store.path), "on_disk": store.is_on_disk()}
-
-
-def embedded_pair(problems: list[Problem]) -> JsonObject:
-    """Whether the models that come with specllama are intact and fit into memory."""
-    from specllama.gguf.header import read_model
-    from specllama.heads.check import check_model
-    from specllama.models.memory.available import available_memory
-    from specllama.models.memory.plan import PlanSettings, plan_memory
-
-    with reported(problems, "install specllama again", "the embedded pair cannot be used: ") as messages:
-        headers = [read_model(str(path)) for path in (EMBEDDED_TARGET, EMBEDDED_DRAFT)]
-        for header in headers:
-            check_model(header)
-        plan = plan_memory(headers[0], headers[1], PlanSettings(available=available_memory()))
-        return {"ok": True, "n_ctx": plan.n_ctx}
-    return {"ok": False, "error": messages[0]}

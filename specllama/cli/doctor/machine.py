@@ -1,4 +1,4 @@
-"""What `doctor` reports on the machine: versions, processor, memory, GPUs, according to the system."""
+"""The report of `doctor` on the machine, llama.cpp, the models of the package, configuration and the hub."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import os
 import platform
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -16,19 +17,24 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import specllama
-from specllama.cli.doctor import Problem, reported
-from specllama.cli.doctor.files import directory_size, free_disk, writing_problem
+from specllama.cli.doctor.files import Problem, directory_size, free_disk, reported, writing_problem
+from specllama.client.client import EngineClient
 from specllama.clock import ended, running_time, wait_until
 from specllama.config import sources
 from specllama.config.build import KINDS
 from specllama.config.options import IN_PROJECTS, LONG_FLAGS
 from specllama.config.places import working_directory
-from specllama.errors import SpecllamaError
+from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
+from specllama.errors import EngineDiedError, EngineError, SpecllamaError
+from specllama.gguf.header import read_model
+from specllama.heads.check import check_model
 from specllama.json_types import JsonObject
 from specllama.models import manifest
+from specllama.models.demo import DemoStore
 from specllama.models.hub.env import DEFAULT_ENDPOINT, hub_cache, hub_endpoint, is_offline, token_source
 from specllama.models.memory.available import UNKNOWN, available_memory, gpus_present, physical_cores
-from specllama.processor_time import output_of
+from specllama.models.memory.plan import PlanSettings, plan_memory
+from specllama.processor_time import of_tree, output_of, wait_while_working
 from specllama.rpc.endpoints import endpoints
 from specllama.rpc.probe import probe_all
 
@@ -109,7 +115,84 @@ def _installed() -> str | None:
     return None
 
 
-# What `doctor` reports on configuration: files and variables in use, and the RPC workers of --rpc.
+# llama.cpp, which only an engine process may load, and the models that come with specllama.
+
+
+_WITHOUT_KERNELS = (
+    "text with drafts may differ from text without them where tokens are almost equally likely, and small "
+    "batches are slower"
+)
+START_SECONDS = 600.0  # of work, for an engine process to start: it may have to compile
+IDLE_SECONDS = 60.0  # for which it may stand still meanwhile
+
+
+def engine(problems: list[Problem]) -> JsonObject:
+    """The build of llama.cpp (BuildInfo) and "start_seconds"; or "ok" False and "error"."""
+    started = running_time()
+    with reported(problems, "install specllama again") as messages, EngineClient() as client:
+        with _time_limit(client):
+            build = client.inspect()
+        if not build.kernels:
+            what = f"specllama's kernels are not used, {build.kernels_reason}: {_WITHOUT_KERNELS}"
+            problems.append(Problem(what, "docs/exactness.md says what the kernels need"))
+        return {"ok": True, "start_seconds": round(running_time() - started, 3), **asdict(build)}
+    return {"ok": False, "error": messages[0]}
+
+
+def check_rpc(started: Mapping[str, Any], problems: list[Problem]) -> None:
+    """Add a problem if the build of llama.cpp, as `engine` reports it, cannot use RPC workers."""
+    if started["ok"] and not started["rpc"]:
+        what = "this build of llama.cpp has no RPC backend, which --rpc needs"
+        problems.append(Problem(what, "docs/install.md has the command that adds it", EngineError.exit_code))
+
+
+@contextlib.contextmanager
+def _time_limit(client: EngineClient) -> Iterator[None]:
+    """Close the client if its process works for more than START_SECONDS during the block, or stands still for
+    IDLE_SECONDS. Raises EngineDiedError then.
+    """
+    done, over = threading.Event(), [""]
+
+    def watch() -> None:
+        over[0] = wait_while_working(done.wait, of_tree(client.pid), START_SECONDS, IDLE_SECONDS)
+        if over[0]:
+            client.close()
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield
+    except SpecllamaError as error:
+        if not over[0]:
+            raise
+        what = f"the engine process did not start: it {over[0]}"
+        raise EngineDiedError(what, error.hint) from None
+    finally:
+        done.set()
+        thread.join()
+
+
+def demo_model(problems: list[Problem]) -> JsonObject:
+    """Where the demo model is stored, and whether it is there; it may be absent."""
+    store = DemoStore()
+    if store.path.exists() and not store.is_on_disk():
+        what = f"{store.path} is incomplete, so that the embedded pair answers where no model is named"
+        problems.append(Problem(what, "specllama pull demo fetches it again"))
+    return {"name": store.model.name, "path": str(store.path), "on_disk": store.is_on_disk()}
+
+
+def embedded_pair(problems: list[Problem]) -> JsonObject:
+    """Whether the models that come with specllama are intact and fit into memory."""
+    with reported(problems, "install specllama again", "the embedded pair cannot be used: ") as messages:
+        headers = [read_model(str(path)) for path in (EMBEDDED_TARGET, EMBEDDED_DRAFT)]
+        for header in headers:
+            check_model(header)
+        plan = plan_memory(headers[0], headers[1], PlanSettings(available=available_memory()))
+        return {"ok": True, "n_ctx": plan.n_ctx}
+    return {"ok": False, "error": messages[0]}
+
+
+# Configuration: files and variables in use, and the RPC workers of --rpc.
 
 
 def config(environ: Mapping[str, str], problems: list[Problem]) -> JsonObject:
@@ -144,7 +227,7 @@ def _values(path: Path, is_users: bool, environ: Mapping[str, str]) -> sources.V
 
 
 def _or_problem(read: Callable[[], Any], problems: list[Problem]) -> Any:
-    """What `read` returns, None after an error, which is reported."""
+    """The result of `read`, None after an error, which is reported."""
     with reported(problems, "correct it or remove it"):
         return read()
 
@@ -160,20 +243,13 @@ def workers(given: str, problems: list[Problem]) -> list[JsonObject]:
             problems.append(Problem(answer.message, answer.hint, answer.exit_code))
             workers.append({"endpoint": endpoint, "ok": False, "error": answer.message})
         else:
-            workers.append(
-                {
-                    "endpoint": endpoint,
-                    "ok": True,
-                    "address": answer.address,
-                    "protocol": answer.protocol,
-                    "devices": [{"free": free, "total": total} for free, total in answer.devices],
-                }
-            )
+            devices = [{"free": free, "total": total} for free, total in answer.devices]
+            about = {"address": answer.address, "protocol": answer.protocol, "devices": devices}
+            workers.append({"endpoint": endpoint, "ok": True, **about})
     return workers
 
 
-# What `doctor` reports on the Hugging Face hub: its cache on this disk, whether it answers and a token is
-# set.
+# The Hugging Face hub: its cache on this disk, whether it answers and a token is set.
 #
 # No token gets into the report, and none is sent.
 
@@ -225,15 +301,11 @@ class Probe:
                 self.status = answer.status
         except urllib.error.HTTPError as error:
             self.status = error.code
-        except urllib.error.URLError as error:
-            why = getattr(error.reason, "strerror", None) or error.reason
-            self.problem = (
-                _NO_ANSWER if isinstance(error.reason, TimeoutError) else f"cannot be reached: {why}"
-            )
-        except TimeoutError:
-            self.problem = _NO_ANSWER
         except (OSError, ValueError, http.client.HTTPException) as error:
-            self.problem = f"cannot be reached: {getattr(error, 'strerror', None) or type(error).__name__}"
+            cause = error.reason if isinstance(error, urllib.error.URLError) else error
+            why = getattr(cause, "strerror", None) or (cause if cause is not error else type(error).__name__)
+            timed_out = isinstance(cause, TimeoutError)
+            self.problem = _NO_ANSWER if timed_out else f"cannot be reached: {why}"
 
 
 def hub(environ: Mapping[str, str], probe: Probe, problems: list[Problem]) -> JsonObject:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from specllama.cli.doctor.stored import age
 from specllama.cli.formatting import wrapped
 from specllama.config.store import ENOUGH_ROWS
 from specllama.models.quants import size
@@ -13,49 +12,42 @@ from specllama.wording import counted
 
 _LABEL, _SHORT_LABEL = 16, 8  # columns
 _MODELS = 3  # in the verdict
+_AGES = (24 * 3600.0, "day"), (3600.0, "hour"), (60.0, "minute")
 _NARROW = 50  # columns of a terminal in which values go below their labels
 Rows = Iterator[tuple[str, str]]
 
 
-def short(report: Mapping[str, Any], columns: int | None) -> Iterator[str]:
-    """The verdict: whether it works, uses a GPU, texts are exact and drafts pay; then the problems."""
+def lines(report: Mapping[str, Any], columns: int | None, everything: bool) -> Iterator[str]:
+    """The verdict: whether it works, uses a GPU, texts are exact and drafts pay; with `everything` all that
+    was found; then the problems and what to do about them.
+    """
     yield from wrapped(_works(report), columns, "", "  ")
     for label, value in _verdict(report):
         yield from _row(label, value, columns, _SHORT_LABEL)
-    if "rpc" in report:
-        yield from ("", "RPC workers")
-        for label, value in _rpc(report["rpc"]):
-            yield from _row(label, value, columns)
-    if report["problems"]:
-        yield ""
-        yield from _problems(report, columns)
-    yield ""
-    yield from wrapped("specllama doctor --all shows versions, devices, caches and figures", columns)
-
-
-def whole(report: Mapping[str, Any], columns: int | None) -> Iterator[str]:
-    """The verdict, all that was found, then the problems and what to do about them."""
-    yield from wrapped(_works(report), columns, "", "  ")
-    for label, value in _verdict(report):
-        yield from _row(label, value, columns, _SHORT_LABEL)
-    yield ""
-    sections = {
-        "versions": _versions(report),
-        "machine": _machine(report["machine"]),
-        "llama.cpp": _engine(report["engine"]),
-        "cache": _cache(report["cache"]),
-        "exactness": _exactness(report["exactness"]),
-        "stored": _stored(report["stored"]),
-        "hub": _hub(report["hub"]),
-        "configuration": _config(report["config"]),
-        **({"RPC workers": _rpc(report["rpc"])} if "rpc" in report else {}),
-    }
-    for title, rows in sections.items():
-        yield title
+    for title, rows in _sections(report, everything):
+        yield from ("", title)
         for label, value in rows:
             yield from _row(label, value, columns)
+    if everything or report["problems"]:
         yield ""
-    yield from _problems(report, columns)
+        yield from _problems(report, columns)
+    if not everything:
+        yield ""
+        yield from wrapped("specllama doctor --all shows versions, devices, caches and figures", columns)
+
+
+def _sections(report: Mapping[str, Any], everything: bool) -> Iterator[tuple[str, Rows]]:
+    if everything:
+        yield "versions", _versions(report)
+        yield "machine", _machine(report["machine"])
+        yield "llama.cpp", _engine(report["engine"])
+        yield "cache", _cache(report["cache"])
+        yield "exactness", _exactness(report["exactness"])
+        yield "stored", _stored(report["stored"])
+        yield "hub", _hub(report["hub"])
+        yield "configuration", _config(report["config"])
+    if "rpc" in report:
+        yield "RPC workers", _rpc(report["rpc"])
 
 
 def _works(report: Mapping[str, Any]) -> str:
@@ -277,3 +269,9 @@ def _row(label: str, value: str, columns: int | None, width: int = _LABEL) -> It
         yield from wrapped(value, columns, "    ", "    ")
     else:
         yield from wrapped(f"{label:{width}} {value}", columns, "  ", " " * (width + 3))
+
+
+def age(seconds: float) -> str:
+    """How long ago something was, in the largest unit that fits."""
+    n, name = next(((int(seconds / unit), name) for unit, name in _AGES if seconds >= unit), (0, ""))
+    return f"{counted(n, name)} ago" if n else "just now"

@@ -3,25 +3,36 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import sys
-from collections.abc import Mapping
-from dataclasses import asdict
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from specllama.cli import console
 from specllama.cli.answer import engine_log, first_interrupt, load, log_file
-from specllama.cli.formatting import columns, rough_duration
-from specllama.cli.measuring import LONG, provenance, warn_if_busy
+from specllama.cli.bench.plan import make_plan as bench_plan
+from specllama.cli.measuring import provenance, warn_if_busy
 from specllama.cli.options import resolved
-from specllama.cli.progress import Progress
-from specllama.cli.tune.plan import TunePlan, make_plan
+from specllama.cli.progress import Progress, library, prepared
 from specllama.cli.tune.results import TuneResults, lines, verdict
 from specllama.client import protocol
 from specllama.client.client import EngineClient
-from specllama.client.tune_messages import Tune, TuneAgenda, Tuned, TuneMeasurement, Tuning
+from specllama.client.tune_messages import Tune, Tuned, TuneMeasurement, Tuning
+from specllama.config import build
+from specllama.config.load import LoadSettings, ModelSettings
+from specllama.config.sources import Values
+from specllama.errors import IncompatiblePairError, UsageError
+from specllama.gguf.header import read_model
+from specllama.heads import read_head, unusable_head
+from specllama.heads.check import check_draft, check_model
 from specllama.json_types import JsonObject
+from specllama.models.foreign_drafts import foreign_candidates
+from specllama.models.prepare import prepare_if_on_disk
+from specllama.models.resolve import Library
+from specllama.pair.check import PairVerdict, own_head
+from specllama.pair.overlap import check_translated, overlap
 from specllama.text.prompt_parts import reasoning_variables
+from specllama.text.terminal import printable
 
 EXAMPLES = """
 Examples:
@@ -32,6 +43,26 @@ Examples:
 Ctrl-C stores and shows what has been measured by then.
 """
 SCHEMA = "specllama.tune/1"
+# tune sets these itself: it measures with all drafters, at all lengths.
+_OWN_OPTIONS = ("draft_model", "draft_max", "draft_min", "draft_p_min", "exact", "no_calibrate")
+_TRANSLATED = console.as_flag("draft_vocab", "auto")
+
+
+@dataclass(frozen=True, slots=True)
+class TunePlan:
+    """The measurements to make.
+
+    settings: of the target, its draft the head inside it if that is one of the drafts. unusable: drafts that
+    do not fit it, path to reason; the target's path stands for its head. prompts: pairs (workload, text).
+    n_tokens: None for as many as there is time for. ignore_load: see `Tune`.
+    """
+
+    settings: LoadSettings
+    drafts: Sequence[ModelSettings]
+    unusable: Mapping[str, str]
+    prompts: list[tuple[str, str]]
+    n_tokens: int | None
+    ignore_load: bool
 
 
 def tune(given: Mapping[str, Any]) -> int:
@@ -50,7 +81,8 @@ def tune(given: Mapping[str, Any]) -> int:
         with results.collecting(), client:
             _measure(client, plan, variables, verbose, results)
     if results.curves:
-        _show(results, plan, values.get("json", False))
+        text = lines(results, settings.calibrate, console.width())
+        console.report(values, _object(results, plan), text)
     else:
         results.say_nothing_measured()
     return results.exit_code()
@@ -69,36 +101,15 @@ def _measure(
     request = Tune(
         client.next_id(), plan.prompts, list(plan.drafts), plan.n_tokens, raw, variables, plan.ignore_load
     )
+    console.note("measuring; Ctrl-C stores and shows what there is by then")
     with Progress(delay=1.0) as progress, first_interrupt(lambda: client.send(protocol.Cancel(request.id))):
         for event in client.tune(request):
-            _receive(event, progress, into)
-
-
-def _receive(event: protocol.Message, progress: Progress, into: TuneResults) -> None:
-    if isinstance(event, Tuning):
-        left = f"{event.label}, about {rough_duration(event.left)} left"
-        progress.show("tuning", event.share, left, stage=event.label)
-    elif isinstance(event, TuneMeasurement):
-        into.add(event.part)
-        if isinstance(event.part, TuneAgenda):
-            _announce(event.part.seconds)
-    elif isinstance(event, Tuned):
-        into.seconds, into.interrupted = event.seconds, event.cancelled
-
-
-def _announce(seconds: float) -> None:
-    text = f"measuring takes about {rough_duration(seconds)}"
-    text += "; Ctrl-C stores and shows what there is by then"
-    shorter = "; fewer -md and --workloads, or -n, make it shorter" if seconds > LONG else ""
-    console.note(text + shorter)
-
-
-def _show(results: TuneResults, plan: TunePlan, as_json: bool) -> None:
-    if as_json:
-        console.data(json.dumps(_object(results, plan)) + "\n")
-        return
-    report_lines = lines(results, plan.settings.calibrate, columns(sys.stdout))
-    console.data("".join(f"{line}\n" for line in report_lines))
+            if isinstance(event, Tuning):
+                progress.show("tuning", event.share, event.label, stage=event.label)
+            elif isinstance(event, TuneMeasurement):
+                into.add(event.part)
+            elif isinstance(event, Tuned):
+                into.seconds, into.interrupted = event.seconds, event.cancelled
 
 
 def _object(results: TuneResults, plan: TunePlan) -> JsonObject:
@@ -114,3 +125,106 @@ def _object(results: TuneResults, plan: TunePlan) -> JsonObject:
         **results.to_dict(),
         "verdict": verdict(results),
     }
+
+
+# The plan: drafts are compared with the target before anything is loaded.
+
+
+def make_plan(given: Mapping[str, Any], values: Values) -> TunePlan:
+    """The plan. given: the command line; values: the same with configuration files and environment.
+
+    Raises UsageError, NotFoundError, what reading a header raises, IncompatiblePairError where drafts were
+    named and none fits.
+    """
+    shared = {name: given[name] for name in ("prompts", "workloads", "n_tokens") if name in given}
+    texts = bench_plan({**shared, "temperatures": "0"}, Values())
+    names = given.get("draft_models", [values.get("draft_model", "auto")])
+    values = values.without(*_OWN_OPTIONS).overlaid({"no_calibrate": given.get("no_store", False)})
+    settings = _prepared(values, "none")
+    drafts = _drafts(names, values, settings.target.path)
+    translates = settings.draft_vocab == "auto"
+    unusable = _unusable(settings.target.path, [d.path for d in drafts], translates)
+    named = any(name not in ("auto", "none") for name in names)
+    if named and drafts and len(unusable) == len(drafts):
+        reasons = "; ".join(f"{path}: {reason}" for path, reason in unusable.items())
+        hint = "choose another draft, or -md none; specllama pair-check tells more"
+        raise IncompatiblePairError(f"no draft fits the target: {reasons}", hint)
+    usable = [d for d in drafts if d.path not in unusable]
+    return TunePlan(
+        replace(settings, draft=next((d for d in usable if d.path == settings.target.path), None)),
+        usable,
+        unusable,
+        [(case.workload, case.prompt) for case in texts.cases],
+        texts.n_tokens if "n_tokens" in given else None,
+        given.get("ignore_load", False),
+    )
+
+
+def _prepared(values: Values, draft: str) -> LoadSettings:
+    named = values.overlaid({"draft_model": draft})
+    return prepared(build.load_settings(named), values)
+
+
+def _drafts(names: Sequence[str], values: Values, target: str) -> list[ModelSettings]:
+    """The drafts of these names, "none" left out. Raises UsageError."""
+    drafts: list[ModelSettings] = []
+    for name in _with_candidates(names, values, target):
+        settings = _prepared(values, name)
+        if not settings.wants_draft_model and name not in ("auto", "none"):
+            raise UsageError(f"--drafters leaves the draft model out, and -md gives one: {name}")
+        draft = settings.draft
+        if draft is None:
+            continue
+        if os.path.samefile(draft.path, target):
+            header = read_model(target)
+            if read_head(header) is None and not unusable_head(header):
+                raise UsageError(
+                    f"-md {name} is the target itself, which has no head", "a draft is a smaller model"
+                )
+            draft = replace(draft, path=target)
+        if any(os.path.samefile(draft.path, other.path) for other in drafts):
+            raise UsageError(f"-md {name} is given twice")
+        drafts.append(draft)
+    return drafts
+
+
+def _with_candidates(names: Sequence[str], values: Values, target: str) -> list[str]:
+    """The names of drafts to try. Where "auto" finds none, and tokens may be translated, drafts of another
+    vocabulary that can draft for the target stand for it; a note names them where tokens may not.
+    """
+    strict = build.load_settings(values.overlaid({"draft_model": "auto", "draft_vocab": "strict"}))
+    if "auto" not in names or not strict.wants_draft_model:
+        return list(names)
+    known = prepare_if_on_disk(Library(), strict)
+    if known is None or known.draft is not None:
+        return list(names)
+    candidates = list(foreign_candidates(library(), read_model(target)))
+    if values.get("draft_vocab") == "auto":
+        return [*(name for name in names if name != "auto"), *candidates]
+    if candidates:
+        left_out = ", ".join(printable(os.path.basename(name)) for name in candidates)
+        console.note(f"note: left out, as of another vocabulary: {left_out}; {_TRANSLATED} measures it")
+    return list(names)
+
+
+def _unusable(target: str, drafts: Sequence[str], translates: bool) -> dict[str, str]:
+    """The drafts that do not fit the target, path to reason. translates: see `check_translated`."""
+    if not drafts:
+        return {}
+    header = read_model(target)
+    check_model(header)
+    reasons = {}
+    for path in drafts:
+        if path == target:
+            reason = own_head(header)[1]
+        else:
+            draft = read_model(path)
+            check_draft(draft)
+            verdict = check_translated(header, draft, translates)
+            reason = "" if verdict.ok else verdict.reason
+            if isinstance(verdict, PairVerdict) and not verdict.ok and not translates:
+                shared = overlap(header, draft)[0]
+                reason += f", or {_TRANSLATED}: {shared.label}" if shared is not None else ""
+        if reason:
+            reasons[path] = reason
+    return reasons

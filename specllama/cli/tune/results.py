@@ -1,4 +1,4 @@
-"""What a `tune` has measured so far, from the parts that the engine process reports."""
+"""The measurements of a `tune`, from the parts that the engine process reports: tables and verdict."""
 
 from __future__ import annotations
 
@@ -9,22 +9,19 @@ from dataclasses import asdict, dataclass
 from specllama.cli.doctor.files import meaning
 from specllama.cli.formatting import rough_duration, table, wrapped
 from specllama.cli.measuring import PartialResults
-from specllama.client.model_info import LoadInfo, ModelInfo
+from specllama.client.model_info import LoadInfo
 from specllama.client.tune_messages import (
-    DraftPrediction,
     MeasuredDraft,
     RowsComparison,
     TextCount,
     ThreadsComparison,
     TimedCurve,
-    TimedWidth,
-    TrimmedPrediction,
     TuneAgenda,
     TunePart,
     WrittenTexts,
 )
 from specllama.config.load import ModelSettings
-from specllama.core.replay.break_even import BreakEven, easiest
+from specllama.core.replay.break_even import easiest
 from specllama.json_types import JsonObject
 from specllama.models.foreign_drafts import PAYS as DRAFT_PAYS
 from specllama.text.terminal import printable
@@ -36,50 +33,38 @@ OWN_HEAD = "head of the model"
 
 @dataclass(slots=True)
 class DraftResult:
-    """A draft, or copying alone (path None).
-
-    inside: whether it is the head inside the target. problem: why it cannot be used, "" if it can. head: kind
-    and size of a head, "" for a draft model. step: seconds for a token of the draft. forecast: None before
-    everything is measured. trimmed: of a trimmed copy, None where it was not tried.
-    translated: whether its tokens are.
+    """A draft, or copying alone (path None). inside: whether it is the head inside the target. measured: what
+    the engine says of it.
     """
 
     name: str
     path: str | None
-    inside: bool = False
-    problem: str = ""
-    model: ModelInfo | None = None
-    head: str = ""
-    step: float | None = None
-    points: Sequence[TimedWidth] = ()
-    break_even: Sequence[BreakEven] = ()
-    forecast: DraftPrediction | None = None
-    trimmed: TrimmedPrediction | None = None
-    translated: bool = False
+    inside: bool
+    measured: MeasuredDraft
 
     @property
     def speedup(self) -> float | None:
         """Predicted, relative to plain decoding; None without a prediction."""
-        return self.forecast.speedup if self.forecast else None
+        return self.measured.forecast.speedup if self.measured.forecast else None
 
     def to_dict(self) -> JsonObject:
-        nothing: JsonObject = {"speedup": None, "acceptance": None, "workloads": {}}
+        m = self.measured
         return {
             "name": self.name,
             "path": self.path,
-            "problem": self.problem,
-            "model": asdict(self.model) if self.model else None,
-            "head": self.head,
-            "step_seconds": self.step,
-            "step_points": [asdict(point) for point in self.points],
-            "break_even": [asdict(b) for b in self.break_even],
-            **(asdict(self.forecast) if self.forecast else nothing),
-            "trimmed": asdict(self.trimmed) if self.trimmed else None,
+            "problem": m.problem,
+            "model": asdict(m.model) if m.model else None,
+            "head": m.head,
+            "step_seconds": m.step,
+            "step_points": [asdict(point) for point in m.points],
+            "break_even": [asdict(b) for b in m.break_even],
+            **(asdict(m.forecast) if m.forecast else {"speedup": None, "acceptance": None, "workloads": {}}),
+            "trimmed": None,  # of earlier versions
         }
 
 
 class TuneResults(PartialResults):
-    """What a `tune` has measured so far.
+    """The measurements of a `tune` so far.
 
     drafts: those to compare, in the order of their indexes. copies: whether copying alone is compared too.
     target: its path, which as a draft stands for the head inside it.
@@ -95,27 +80,21 @@ class TuneResults(PartialResults):
         super().__init__()
         paths = [d.path for d in drafts]
         names = {**_names([*paths, *unusable]), target: OWN_HEAD}
-        self.drafts = {i: DraftResult(names[path], path, path == target) for i, path in enumerate(paths)}
+
+        def result(path: str, problem: str = "") -> DraftResult:
+            return DraftResult(names[path], path, path == target, MeasuredDraft(-1, problem))
+
+        self.drafts = {i: result(path) for i, path in enumerate(paths)}
         if copies:
-            self.drafts[-1] = DraftResult(COPY, None)
-        self.unusable = [DraftResult(names[p], p, p == target, reason) for p, reason in unusable.items()]
-        self._info: LoadInfo | None = None
+            self.drafts[-1] = DraftResult(COPY, None, False, MeasuredDraft(-1))
+        self.unusable = [result(path, reason) for path, reason in unusable.items()]
+        self.info: LoadInfo  # once the target is loaded
         self.agenda: TuneAgenda | None = None
         self.curves: list[TimedCurve] = []
         self.threads: ThreadsComparison | None = None
         self.rows: RowsComparison | None = None
         self.texts: Mapping[str, TextCount] = {}
         self.seconds = 0.0
-
-    @property
-    def info(self) -> LoadInfo:
-        """What was loaded. Must not be read before that."""
-        assert self._info is not None
-        return self._info
-
-    @info.setter
-    def info(self, info: LoadInfo) -> None:
-        self._info = info
 
     def add(self, part: TunePart) -> None:
         """Add a part that the engine process reports."""
@@ -131,14 +110,7 @@ class TuneResults(PartialResults):
             case WrittenTexts():
                 self.texts = part.workloads
             case MeasuredDraft():
-                self._add_draft(part)
-
-    def _add_draft(self, measured: MeasuredDraft) -> None:
-        draft = self.drafts[measured.index]
-        draft.problem, draft.model, draft.step = measured.problem, measured.model, measured.step
-        draft.points, draft.break_even = measured.points, measured.break_even
-        draft.head, draft.forecast, draft.trimmed = measured.head, measured.forecast, measured.trimmed
-        draft.translated = measured.translated
+                self.drafts[part.index].measured = part
 
     @property
     def t1(self) -> float | None:
@@ -157,11 +129,6 @@ class TuneResults(PartialResults):
         return any(curve.complete and not curve.disturbed for curve in self.curves)
 
     @property
-    def replays(self) -> bool:
-        """Whether the target's memory has to replay tokens where a draft is not accepted whole."""
-        return self.agenda is not None and self.agenda.replays
-
-    @property
     def ranking(self) -> list[DraftResult]:
         """Drafts with a prediction, the best first; copying alone precedes a draft that is no better."""
         ranked = [e for e in self.drafts.values() if e.speedup is not None]
@@ -173,32 +140,29 @@ class TuneResults(PartialResults):
         return [*(e for e in self.drafts.values() if e.speedup is None), *self.unusable]
 
     def to_dict(self) -> JsonObject:
+        """A part of schema specllama.tune/1."""
+        rows, agenda = asdict(self.rows) if self.rows else None, self.agenda
+        if rows is not None:
+            rows |= {"alike": rows.pop("equal_up_to"), "unlike": rows.pop("unequal_from")}
         return {
             "seconds": self.seconds,
             "interrupted": self.is_partial,
             "disturbed": self.disturbed,
-            "t_n": [_curve_to_dict(curve) for curve in self.curves],
+            "t_n": [{**asdict(c), "points": [*_relative(c)]} for c in self.curves],
             "threads": asdict(self.threads) if self.threads else None,
-            "epsilon": _rows_to_dict(self.rows) if self.rows else None,
-            "n_tokens": self.agenda.n_tokens if self.agenda else None,
-            "prompts_left_out": self.agenda.n_left_out if self.agenda else None,
-            "prompts_too_long": self.agenda.too_long if self.agenda else {},
+            "epsilon": rows,
+            "n_tokens": agenda.n_tokens if agenda else None,
+            "prompts_left_out": agenda.n_left_out if agenda else None,
+            "prompts_too_long": agenda.too_long if agenda else {},
             "texts": {name: asdict(count) for name, count in self.texts.items()},
             "ranking": [draft.to_dict() for draft in self.ranking],
             "not_ranked": [draft.to_dict() for draft in self.others],
         }
 
 
-def _curve_to_dict(curve: TimedCurve) -> JsonObject:
+def _relative(curve: TimedCurve) -> Iterator[JsonObject]:
     first = next((p.seconds for p in curve.points if p.rows == 1), None)
-    points = [{**asdict(p), "relative": p.seconds / first if first else None} for p in curve.points]
-    return {**asdict(curve), "points": points}
-
-
-def _rows_to_dict(rows: RowsComparison) -> JsonObject:
-    fields = asdict(rows)
-    renamed = {"alike": fields.pop("equal_up_to"), "unlike": fields.pop("unequal_from")}
-    return fields | renamed
+    return ({**asdict(p), "relative": p.seconds / first if first else None} for p in curve.points)
 
 
 def _names(paths: Sequence[str]) -> dict[str, str]:
@@ -224,13 +188,10 @@ def verdict(results: TuneResults) -> str:
         why = "it was interrupted before" if results.interrupted or results.failure else "nothing drafts here"
         return f"No draft was ranked: {why}."
     best = ranking[0]
+    text = f"Best: plain decoding. {_why(best)} The default decides so by itself."
     if (best.speedup or 0.0) >= PAYS:
-        text = (
-            f"Best: {_flag(best)}, predicted {best.speedup:.2f} x plain decoding.{_left_out(best, ranking)}"
-        )
-    else:
-        text = f"Best: plain decoding. {_why(best)}"
-        text += " The default decides so by itself."
+        text = f"Best: {_flag(best)}, predicted {best.speedup:.2f} x plain decoding."
+        text += _left_out(best, ranking)
     text += " Predicted, not measured: `specllama bench` measures."
     return " ".join([text, *_reservations(results)])
 
@@ -245,7 +206,7 @@ def _left_out(best: DraftResult, ranking: Sequence[DraftResult]) -> str:
     """That `-md auto` does not use the best draft, where one of another vocabulary gains too little."""
     copied = next((e.speedup or 0.0 for e in ranking if e.path is None), 0.0)
     gain = (best.speedup or 0.0) / max(1.0, copied)
-    if not best.translated or gain >= DRAFT_PAYS:
+    if not best.measured.translated or gain >= DRAFT_PAYS:
         return ""
     over = "copying alone" if copied > 1 else "plain decoding"
     return (
@@ -256,8 +217,7 @@ def _left_out(best: DraftResult, ranking: Sequence[DraftResult]) -> str:
 
 def _why(best: DraftResult) -> str:
     """Why not even the best draft pays."""
-    need = easiest(best.break_even)
-    forecast = best.forecast
+    need, forecast = easiest(best.measured.break_even), best.measured.forecast
     text = f"The best draft, {_flag(best)}, is predicted to reach {best.speedup:.2f} x of it"
     if need is None:
         return f"{text}."
@@ -276,7 +236,7 @@ def _why(best: DraftResult) -> str:
 
 
 def _reservations(results: TuneResults) -> list[str]:
-    """What the prediction does not include."""
+    """The limits of the prediction."""
     out = []
     n_tokens = sum(t.tokens for t in results.texts.values())
     if n_tokens < _FEW:
@@ -286,7 +246,7 @@ def _reservations(results: TuneResults) -> list[str]:
             "It leaves out the time of a round other than decoding, which matters where t(1) is "
             f"{1000 * results.t1:.2g} ms: less is gained."
         )
-    if results.replays:
+    if results.agenda is not None and results.agenda.replays:
         out.append("It leaves out replays, which this model needs where a draft is not accepted whole.")
     return out
 
@@ -299,7 +259,6 @@ def _percent(share: float) -> str:
 
 
 _MAX_NAME = 36
-TRIM_PAYS = 1.02  # times the prediction for the draft as it is, from which trimming is recommended
 
 
 def lines(results: TuneResults, stored: bool, width: int | None) -> Iterator[str]:
@@ -315,7 +274,6 @@ def lines(results: TuneResults, stored: bool, width: int | None) -> Iterator[str
         yield from _exactness(results.rows, width)
     yield from _break_even(results, width)
     yield from _ranking(results, width)
-    yield from _trimming(results, width)
     yield ""
     for text in [*_notes(results), verdict(results)]:
         yield from wrapped(text, width)
@@ -358,7 +316,7 @@ def _threads(threads: ThreadsComparison, width: int | None) -> Iterator[str]:
 
 
 def threads_verdict(threads: ThreadsComparison) -> str:
-    """What to do about threads: nothing, or `-t N` where that is clearly better."""
+    """The advice on threads: none, or `-t N` where that is clearly better."""
     used, batch = threads.used, threads.used_batch
     name = f"-t {used}" + (f" -tb {batch}" if batch != used else "")
     if threads.disturbed:
@@ -382,15 +340,19 @@ def _exactness(rows: RowsComparison, width: int | None) -> Iterator[str]:
 
 
 def _break_even(results: TuneResults, width: int | None) -> Iterator[str]:
-    shown = [e for e in results.drafts.values() if e.break_even]
+    shown = sorted(
+        (e for e in results.drafts.values() if e.measured.break_even), key=lambda e: e.path is not None
+    )
     if not shown:
         return
-    lengths = [b.k for b in shown[0].break_even]
     rows = []
-    for draft in sorted(shown, key=lambda e: e.path is not None):
-        step = "-" if draft.path is None else f"{draft.break_even[0].step:.2f} x"
-        needed = ("-" if b.acceptance >= 1 else f"{100 * b.acceptance:.0f}" for b in draft.break_even)
-        rows.append(["copied" if draft.path is None else _shortened(draft.name), step, *needed])
+    for draft in shown:
+        points = draft.measured.break_even
+        needed = ("-" if b.acceptance >= 1 else f"{100 * b.acceptance:.0f}" for b in points)
+        copied = draft.path is None
+        first = ["copied", "-"] if copied else [_shortened(draft.name), f"{points[0].step:.2f} x"]
+        rows.append([*first, *needed])
+    lengths = [b.k for b in shown[0].measured.break_even]
     yield ""
     head = "A draft of k tokens pays from an acceptance of, % (- never); token: of the draft, in t(1):"
     yield from wrapped(head, width)
@@ -413,47 +375,22 @@ def _ranking(results: TuneResults, width: int | None) -> Iterator[str]:
         rows = [_predicted(e, names) for e in ranking]
         yield from table(["draft", "accepted", *map(_shortened, names), "all"], rows, width, 1)
     for draft in results.others:
-        why = (
-            f"cannot be used: {printable(draft.problem)}" if draft.problem else "was not measured to the end"
-        )
+        problem = draft.measured.problem
+        why = f"cannot be used: {printable(problem)}" if problem else "was not measured to the end"
         yield from wrapped(f"{printable(draft.name)} {why}.", width)
 
 
-def _trimming(results: TuneResults, width: int | None) -> Iterator[str]:
-    """What trimmed copies of the drafts would do."""
-    for draft in results.ranking:
-        trimmed, forecast = draft.trimmed, draft.forecast
-        if trimmed is None or forecast is None or draft.step is None or trimmed.forecast.speedup is None:
-            continue
-        text = (
-            f"Trimmed to {trimmed.n_kept} of its {trimmed.n_vocab} tokens, {_shortened(draft.name)} takes "
-            f"{_ms(trimmed.step)} instead of {_ms(draft.step)} ms a token and predicted "
-            f"{_share(trimmed.forecast)} instead of {_share(forecast)} of the tokens: "
-            f"{trimmed.forecast.speedup:.2f} instead of {draft.speedup:.2f} over plain decoding"
-        )
-        pays = trimmed.forecast.speedup > TRIM_PAYS * (draft.speedup or 0.0)
-        if pays and not results.disturbed:
-            inside = " --head" if draft.inside else ""
-            text += f". Trim it: specllama trim {printable(draft.path or '')} OUT.gguf{inside} --texts FILE"
-        yield ""
-        yield from wrapped(f"{text}.", width)
-
-
-def _share(forecast: DraftPrediction) -> str:
-    return "-" if forecast.acceptance is None else f"{100 * forecast.acceptance:.0f} %"
-
-
 def _predicted(draft: DraftResult, names: Sequence[str]) -> list[str]:
-    forecast = draft.forecast
+    forecast = draft.measured.forecast
     assert forecast is not None
-    acceptance, parts = forecast.acceptance, forecast.workloads
+    parts = forecast.workloads
     speeds = (f"{parts[name].speedup:.2f}" if name in parts else "-" for name in names)
-    accepted = "-" if acceptance is None else f"{100 * acceptance:.0f} %"
+    accepted = "-" if forecast.acceptance is None else _percent(forecast.acceptance)
     return [_shortened(draft.name), accepted, *speeds, f"{forecast.speedup:.2f}"]
 
 
 def _notes(results: TuneResults) -> Iterator[str]:
-    """What to know when judging the figures."""
+    """Reservations about the figures."""
     if results.disturbed:
         yield (
             "Something else kept the machine busy, and the figures are off: they are not stored. "

@@ -4,26 +4,14 @@ replays that, and unloads it.
 
 from __future__ import annotations
 
-import contextlib
-import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
-from specllama.client.tune_messages import (
-    DraftPrediction,
-    MeasuredDraft,
-    Trim,
-    TrimmedPrediction,
-    WorkloadPrediction,
-)
+from specllama.client.tune_messages import DraftPrediction, MeasuredDraft, WorkloadPrediction
 from specllama.config.load import ModelSettings
-from specllama.config.store import cache_dir, temporary
-from specllama.core.interfaces import BatchRow, CachingDrafter, DecodeError, Drafter, NoRoomError
+from specllama.core.interfaces import BatchRow, CachingDrafter, Drafter
 from specllama.core.policy.config import DEFAULT
-from specllama.core.policy.cost_curve import CostCurve
 from specllama.core.policy.posterior import StepCosts
 from specllama.core.replay.break_even import break_evens
 from specllama.core.replay.forecast import Forecast
@@ -32,107 +20,68 @@ from specllama.core.replay.simulator import WRONG, MakeDraft, Trace, TraceBlocks
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.sampling.sampler import KeyedSampler
 from specllama.drafters import DrafterInputs
+from specllama.drafters.block import BlockDrafter
 from specllama.drafters.copy import CopyDrafter
 from specllama.drafters.feature_drafter import KEPT_ROWS
-from specllama.drafters.foreign import ForeignDrafter, make
-from specllama.errors import EngineError, SpecllamaError
+from specllama.drafters.foreign import ForeignDrafter
+from specllama.drafters.foreign import make as make_model
+from specllama.drafters.head import HeadDrafter
+from specllama.drafters.head import make as make_head
+from specllama.errors import EngineError
 from specllama.gguf.header import Header, read_model
-from specllama.gguf.parse import TensorInfo, row_bytes
-from specllama.gguf.trimmed import is_trimmed
-from specllama.heads import read_head
-from specllama.models.trim.plan import EMBEDDINGS, OUTPUT
-from specllama.pair.head_check import own_head, step_bytes
-from specllama.worker.draft import LoadedDraft, LoadedHead, load_draft
+from specllama.heads import file_head, read_head
+from specllama.heads.check import check_draft
+from specllama.heads.kind import HeadInfo
+from specllama.models.memory.available import available_memory
+from specllama.models.memory.load_plan import plan_head
+from specllama.pair.check import own_head
+from specllama.worker.draft import LoadedDraft, LoadedHead, gpus, load_draft, open_head
 from specllama.worker.load_info import model_info
 from specllama.worker.loader import Loaded
 from specllama.worker.profile_data import pair_key
-from specllama.worker.trim.run import trim
-from specllama.worker.tuning.head_trial import head_of, n_ahead, try_head
 from specllama.worker.tuning.prompts import TuningText
-from specllama.worker.tuning.target import Clock, Times, curve_of, points, repeated, time_step, time_steps
-
-# What trimming a draft would gain here: a trimmed copy is written for the trial, tried like any draft, and
-# removed again.
-
-
-LEAST_SHARE = 0.1  # of the bytes of a step in the output matrix, below which trimming gains next to nothing
-_HEAD_OUTPUT = ".nextn.shared_head_head.weight"
-_NAME = "tune.gguf"
-_LEFT_OVER = 24 * 3600.0  # seconds after which a file of another trial is one that a killed process has left
-
-
-def may_trim(draft: ModelSettings, target: ModelSettings) -> bool:
-    """Whether a trimmed copy of a draft, or of the head inside the target if that is its file, is worth a
-    trial.
-    """
-    try:
-        return _worth_trying(read_model(draft.path), draft.path == target.path)
-    except SpecllamaError:
-        return False
-
-
-def _worth_trying(header: Header, inside: bool) -> bool:
-    """Whether enough of what a step of the draft reads is its output matrix. header: of a draft model, of a
-    head in a file, or of the model with the head inside.
-    """
-    head = read_head(header) if inside else None
-    if is_trimmed(header) or (inside and (head is None or head.own_file)):
-        return False
-    output = _output(header)
-    if output is None:
-        return False
-    read = step_bytes(header, head) if head is not None else header.bytes_per_token or header.weight_bytes
-    rows = output.n_elements // output.shape[0]
-    return bool(rows * row_bytes(output.type, output.shape[0]) >= LEAST_SHARE * read)
-
-
-def _output(header: Header) -> TensorInfo | None:
-    """The output matrix of a draft: that of a head, where it has one of its own."""
-    tensors = {t.name: t for t in header.tensors}
-    own = next((t for name, t in tensors.items() if name.endswith(_HEAD_OUTPUT)), None)
-    return own or tensors.get(OUTPUT) or tensors.get(EMBEDDINGS)
-
-
-@contextmanager
-def trimmed_copy(
-    draft: ModelSettings, inside: bool, n_threads: int
-) -> Iterator[tuple[ModelSettings, int, int] | None]:
-    """(the settings of a trimmed copy of a draft, its tokens, those of the draft), None where that cannot be
-    written. inside: of the head inside the model. The copy is removed at the end.
-    """
-    folder = cache_dir()
-    path, is_new = temporary(folder / _NAME), not folder.exists()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        path.touch()
-        _sweep(folder, path.stat().st_mtime)
-        request = Trim(draft.path, str(path), str(temporary(path)), inside, verify=False, n_threads=n_threads)
-        trimmed = trim(request, lambda _message: None)
-    except (SpecllamaError, OSError):
-        trimmed = None
-    try:
-        yield (replace(draft, path=str(path)), trimmed.n_kept, trimmed.n_vocab) if trimmed else None
-    finally:
-        with contextlib.suppress(OSError):
-            path.unlink(missing_ok=True)
-            if is_new:
-                folder.rmdir()
-
-
-def _sweep(folder: Path, now: float) -> None:
-    """Remove what killed processes have left. now: when the newest file was made."""
-    for path in folder.glob(f".*{_NAME}.*.tmp"):
-        with contextlib.suppress(OSError):
-            if now - path.stat().st_mtime > _LEFT_OVER:
-                path.unlink()
-
+from specllama.worker.tuning.target import Times, TuneRun, curve_of, points, repeated, time_step, time_steps
 
 LENGTHS = (1, 2, 3, 5, 7, 11, 15)  # draft lengths whose break-even acceptance is reported
 STEP_SECONDS = 1.5
 _STEP_IDS = 512  # length of the text on which steps are timed
-_SLOW_DISK = 1e8  # bytes per second
-_REPLAY_SECONDS = 1e-3  # per token, at most
 _SHARES = 0.3, 0.6, 0.95  # of the progress: where loading, timing and recording end
+_N_AHEAD = 32  # tokens of a text that the target evaluates together, for a head that does not read its cache
+
+
+def head_of(draft: ModelSettings, target: ModelSettings) -> HeadInfo | None:
+    """The head in a draft's file, or inside the target if that is the file; None for a draft model.
+
+    Raises GGUFError for an incomplete head, EngineError for a target without one.
+    """
+    header = read_model(draft.path)
+    if draft.path != target.path:
+        check_draft(header)
+        return file_head(header)
+    if (head := read_head(header)) is None:
+        raise EngineError("the model has no head that can be used")
+    return head
+
+
+def try_head(
+    loaded: Loaded, draft: ModelSettings, head: HeadInfo
+) -> tuple[LoadedHead, HeadDrafter | BlockDrafter]:
+    """The head, opened over the target, and a drafter that drafts with it in sequence 0.
+
+    Raises EngineError where it cannot be used; IntegrityError, ResourceError, UsageError.
+    """
+    settings, plan = replace(loaded.settings, draft=draft), loaded.plan
+    if head.own_file:
+        plan = plan_head(settings, loaded.header, head, plan, available_memory(), gpus())
+    elif plan.draft is None:
+        raise EngineError("the model was loaded without its head")
+    opened, problem = open_head(settings, head, loaded.header, loaded.context, plan, lambda _message: None)
+    if opened is None:
+        raise EngineError(problem)
+    drafter = make_head(DrafterInputs(loaded.model.n_vocab, loaded.model.end_ids, head=opened.drafting))
+    assert drafter is not None
+    opened.features.reader = drafter
+    return opened, drafter
 
 
 def copy_drafter_factory(loaded: Loaded) -> Callable[[], Drafter] | None:
@@ -143,62 +92,34 @@ def copy_drafter_factory(loaded: Loaded) -> Callable[[], Drafter] | None:
 class DraftTrial:
     """The trial of one draft, or of copying alone.
 
-    costs: of the target's decodes. stores: whether times of steps are stored. report: the results so far.
-    traces: the recordings, each with its workload. predicted: seconds that the current step should take at
-    most.
+    report: the results so far. traces: the recordings, each with its workload. foreign: the header of a draft
+    of another vocabulary.
     """
 
-    def __init__(
-        self,
-        loaded: Loaded,
-        texts: Sequence[TuningText],
-        costs: CostCurve,
-        clock: Clock,
-        stores: bool = True,
-    ) -> None:
-        self._stores = stores
-        self.loaded, self.texts, self.costs, self.clock = loaded, [t for t in texts if t.text], costs, clock
-        self.report = MeasuredDraft(-1)
+    def __init__(self, run: TuneRun, texts: Sequence[TuningText], index: int = -1) -> None:
+        self.run, self.texts, self.loaded = run, [t for t in texts if t.text], run.loaded
+        self.report = MeasuredDraft(index)
         self.traces: list[tuple[str, Trace]] = []
-        self.predicted = 0.0
+        self.foreign: Header | None = None
         self._simulated: MakeDraft = TraceDrafter
-        self.foreign: Header | None = None  # of a draft of another vocabulary
 
     def copying(self) -> Iterator[float]:
         """Replay the texts without a draft model. Yields the share that is done."""
         for text in self.texts:
             n = len(text.text)
-            trace = Trace(text.prompt, text.text, [WRONG] * n, [0.0] * n)
-            self.traces.append((text.workload, trace))
+            self.traces.append((text.workload, Trace(text.prompt, text.text, [WRONG] * n, [0.0] * n)))
         yield from self._replay(None)
 
     def drafting(self, settings: ModelSettings) -> Iterator[float]:
         """Try this draft. Yields the share that is done; raises what loading and decoding raise."""
         loading, stepping, recording = _SHARES
-        self.predicted = os.path.getsize(settings.path) / _SLOW_DISK
         yield 0.0
         head = head_of(settings, self.loaded.settings.target)
-        draft: LoadedDraft | LoadedHead
-        drafter: CachingDrafter
-        if head is not None:
-            blocks = head.block_size > 0 and head.n_draft_max
-            self._simulated = partial(TraceHead, n_kept=KEPT_ROWS)
-            if blocks:
-                self._simulated = partial(TraceBlocks, n_kept=KEPT_ROWS, n_draft=blocks)
-            draft, drafter = try_head(self.loaded, settings, head)
-        else:
-            loaded, translates = self.loaded, self.loaded.settings.draft_vocab == "auto"
-            draft = load_draft(settings, DEFAULT.max_rows, loaded.header, loaded.model, translates)
-            self.foreign = draft.header if draft.translation is not None else None
-            drafter = self._model_drafter(draft)
+        draft, drafter = self._opened(settings, head)
         try:
             model = model_info(settings.path, draft.header, draft.settings.n_gpu_layers)
-            self.report = replace(
-                self.report,
-                model=model,
-                head=head.label if head else "",
-                translated=self.foreign is not None,
-            )
+            label, translated = head.label if head else "", self.foreign is not None
+            self.report = replace(self.report, model=model, head=label, translated=translated)
             yield loading
             times: Times = {}
             for share in self._steps(draft, drafter, times):
@@ -210,8 +131,6 @@ class DraftTrial:
             self._store(draft, drafter, times, steps)
             n_timed = drafter.n_steps if isinstance(drafter, ForeignDrafter) else 0
             for i, text in enumerate(self.texts):
-                step = steps.predict(1, self.costs.predict(1)) + (self.costs.predict(1) if head else 0.0)
-                self.predicted = (len(text.prompt) + len(text.text)) * step
                 self.traces.append((text.workload, self._record(text, draft, drafter)))
                 yield stepping + (i + 1) / len(self.texts) * (recording - stepping)
             if isinstance(drafter, ForeignDrafter):
@@ -221,48 +140,31 @@ class DraftTrial:
         for share in self._replay(steps):
             yield recording + share * (1 - recording)
 
+    def _opened(
+        self, settings: ModelSettings, head: HeadInfo | None
+    ) -> tuple[LoadedDraft | LoadedHead, CachingDrafter]:
+        """The draft, loaded, and a drafter that drafts with it."""
+        loaded, model = self.loaded, self.loaded.model
+        if head is not None:
+            blocks = head.block_size > 0 and head.n_draft_max
+            self._simulated = partial(TraceHead, n_kept=KEPT_ROWS)
+            if blocks:
+                self._simulated = partial(TraceBlocks, n_kept=KEPT_ROWS, n_draft=blocks)
+            return try_head(loaded, settings, head)
+        translates = loaded.settings.draft_vocab == "auto"
+        draft = load_draft(settings, DEFAULT.max_rows, loaded.header, model, translates)
+        self.foreign = draft.header if draft.translation is not None else None
+        inputs = DrafterInputs(model.n_vocab, model.end_ids, draft.context, translation=draft.translation)
+        drafter = make_model(inputs)
+        assert drafter is not None
+        return draft, drafter
+
     def _of_proposals(self, times: Times, n_steps: int) -> Times:
         """The times that proposing a token takes, from those of steps of the draft model, if the tokens of
         the texts took so many of them.
         """
         n = sum(len(text.text) for text in self.texts)
         return {width: [n_steps / max(1, n) * t for t in samples] for width, samples in times.items()}
-
-    def drafting_and_trimming(self, settings: ModelSettings) -> Iterator[float]:
-        """Try this draft, then a trimmed copy where that may gain something; as `drafting`."""
-        parts = 2 if may_trim(settings, self.loaded.settings.target) else 1
-        yield from (share / parts for share in self.drafting(settings))
-        if parts > 1:
-            yield from ((1 + share) / 2 for share in self._trimming(settings))
-
-    def _trimming(self, settings: ModelSettings) -> Iterator[float]:
-        """Try a trimmed copy of a draft that was tried. Yields the share that is done; one that cannot be
-        trimmed is left out, and one whose tokens are translated.
-        """
-        if self.foreign is not None:
-            return
-        self.predicted = 3 * os.path.getsize(settings.path) / _SLOW_DISK
-        yield 0.0
-        inside = settings.path == self.loaded.settings.target.path
-        with trimmed_copy(settings, inside, self.loaded.context.n_threads) as copy:
-            if copy is None:
-                return
-            trial = DraftTrial(self.loaded, self.texts, self.costs, self.clock, stores=False)
-            with suppress(SpecllamaError, DecodeError, NoRoomError):
-                for share in trial.drafting(copy[0]):
-                    self.predicted = trial.predicted
-                    yield share
-            measured = trial.report
-        if measured.step is not None and measured.forecast is not None:
-            self.report = replace(
-                self.report, trimmed=TrimmedPrediction(copy[1], copy[2], measured.step, measured.forecast)
-            )
-
-    def _model_drafter(self, draft: LoadedDraft) -> CachingDrafter:
-        model = self.loaded.model
-        made = make(DrafterInputs(model.n_vocab, model.end_ids, draft.context, translation=draft.translation))
-        assert made is not None
-        return made
 
     def _steps(
         self, draft: LoadedDraft | LoadedHead, drafter: CachingDrafter, times: Times
@@ -278,15 +180,15 @@ class DraftTrial:
             target.decode([BatchRow(t, i, 0, i == len(ids) - 2) for i, t in enumerate(ids[:-1])])
         sampler = KeyedSampler(SamplingParams(temperature=0), 0, model.n_vocab)
         timed = time_step if isinstance(draft, LoadedHead) and draft.head.kind.shares_cache else time_steps
-        return timed(drafter, ids, DEFAULT.min_samples, STEP_SECONDS, sampler, self.clock, times)
+        return timed(drafter, ids, DEFAULT.min_samples, STEP_SECONDS, sampler, self.run.clock, times)
 
     def _record(self, text: TuningText, draft: LoadedDraft | LoadedHead, drafter: CachingDrafter) -> Trace:
         if self.foreign is not None:
             return record_steps(text.prompt, text.text, drafter, self.loaded.model.n_vocab)
         if isinstance(draft, LoadedDraft):
             return record(text.prompt, text.text, draft.context)
-        target, ahead = self.loaded.context, n_ahead(draft.head)
-        return record_head(text.prompt, text.text, target, drafter, n_ahead=ahead)
+        ahead = 1 if draft.head.kind.shares_cache else _N_AHEAD
+        return record_head(text.prompt, text.text, self.loaded.context, drafter, n_ahead=ahead)
 
     def _store(
         self, draft: LoadedDraft | LoadedHead, drafter: Drafter, times: Times, steps: StepCosts
@@ -299,24 +201,20 @@ class DraftTrial:
         own, _ = own_head(self.loaded.header)
         if own is not None and isinstance(draft, LoadedDraft):
             pairs.append(pair_key(draft.key, drafters, own.head))
-        for pair in pairs if self._stores else ():
+        for pair in pairs if not self.run.disturbed else ():
             self.loaded.profile.store_steps(pair, drafter.name, steps.curve)
-        step = steps.predict(1, self.costs.predict(1))
+        step = steps.predict(1, self.run.costs.predict(1))
         self.report = replace(self.report, points=points(times), step=step)
 
     def _replay(self, steps: StepCosts | None) -> Iterator[float]:
         """Predict the speed-up by replaying text by text. steps: None without a draft model."""
-        forecast = Forecast(self.costs, steps, copy_drafter_factory(self.loaded), self._simulated)
-        step = 0.0 if steps is None else steps.predict(1, self.costs.predict(1))
-        self.report = replace(self.report, break_even=break_evens(self.costs, step, LENGTHS))
+        costs = self.run.costs
+        forecast = Forecast(costs, steps, copy_drafter_factory(self.loaded), self._simulated)
+        step = 0.0 if steps is None else steps.predict(1, costs.predict(1))
+        self.report = replace(self.report, break_even=break_evens(costs, step, LENGTHS))
         for i, (workload, trace) in enumerate(self.traces):
-            self.predicted = len(trace.text) * _REPLAY_SECONDS
             forecast.add(workload, trace)
             yield (i + 1) / len(self.traces)
-        self.report = replace(self.report, forecast=_prediction(forecast))
-
-
-def _prediction(forecast: Forecast) -> DraftPrediction:
-    figures = forecast.to_dict()
-    workloads = {name: WorkloadPrediction(**part) for name, part in figures.pop("workloads").items()}
-    return DraftPrediction(**figures, workloads=workloads)
+        figures = forecast.to_dict()
+        workloads = {name: WorkloadPrediction(**part) for name, part in figures.pop("workloads").items()}
+        self.report = replace(self.report, forecast=DraftPrediction(**figures, workloads=workloads))

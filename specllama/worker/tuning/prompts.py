@@ -6,15 +6,16 @@ Batched and single rows are compared on the same texts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 
 from specllama.client.tune_messages import RowsComparison, TextCount, WrittenTexts
-from specllama.core.engine import Engine
+from specllama.core.prefix.store import empty
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.sequence import Request
 from specllama.worker.calibrate import Calibration, can_roll_back, measure
+from specllama.worker.tuning.target import TuneRun
 
 MIN_TOKENS = 16  # per text
 _COMPARED_DECODES = 100  # decodes of one row whose time comparing rows may take in all
@@ -39,13 +40,12 @@ class TuningText:
 @dataclass(frozen=True, slots=True)
 class PromptSelection:
     """texts: in the order in which they will be completed. n_tokens: limit per text. left_out: number of
-    prompts for which there is no time. seconds: predicted.
+    prompts for which there is no time.
     """
 
     texts: Sequence[TuningText]
     n_tokens: int
     left_out: int
-    seconds: float
 
 
 def select_prompts(
@@ -73,68 +73,46 @@ def select_prompts(
             break
         selected.append(text)
         total += cost
-    return PromptSelection(selected, n_tokens, len(texts) - len(selected), total)
+    return PromptSelection(selected, n_tokens, len(texts) - len(selected))
 
 
-class TextWriter:
-    """Has the target complete the texts, greedily and without drafts, and compares batched with single rows
-    on them.
-
-    calibration: the comparison so far.
+def write_texts(run: TuneRun, selection: PromptSelection) -> Iterator[float]:
+    """Have the target complete the texts, greedily and without drafts, in steps of one decode, and compare
+    batched with single rows on them. Yields the share that is done.
     """
-
-    def __init__(
-        self, engine: Engine, selection: PromptSelection, t1: float, clock: Callable[[], float]
-    ) -> None:
-        self.engine, self.selection, self.t1, self.clock = engine, selection, t1, clock
-        self.calibration = Calibration()
-        self._seconds_left = compare_seconds(t1)
-
-    def run(self) -> Iterator[float]:
-        """Generate in steps of one decode. Yields the share that is done."""
-        engine, texts = self.engine, self.selection.texts
-        params = SamplingParams(temperature=0, max_tokens=self.selection.n_tokens)
+    engine, context, slot = run.engine, run.engine.target, run.engine.slots[0]
+    texts, calibration = selection.texts, Calibration()
+    params = SamplingParams(temperature=0, max_tokens=selection.n_tokens)
+    seconds_left = min(_MAX_COMPARE_SECONDS, max(_MIN_COMPARE_SECONDS, _COMPARED_DECODES * run.t1))
+    empty(context, slot)
+    try:
         for i, text in enumerate(texts):
             generation = engine.submit(Request(text.prompt, params, 0, speculate=False))
             try:
                 while engine.busy:
                     engine.step()
-                    yield (i + generation.n_output / self.selection.n_tokens) / len(texts)
+                    yield (i + generation.n_output / selection.n_tokens) / len(texts)
             finally:
                 engine.cancel(generation)
             text.text = generation.output
-            self._compare()
+            if seconds_left > 0:
+                began, most = run.clock(), max(_MIN_COMPARE_SECONDS / 8, _DECODES_AT_ONCE * run.t1)
+                measure(context, slot.seq_id, slot.ids, min(seconds_left, most), run.clock, calibration)
+                slot.ids = slot.ids[: context.n_past(slot.seq_id)]
+                seconds_left -= run.clock() - began
             yield (i + 1) / len(texts)
-
-    def _compare(self) -> None:
-        """Compare batched and single rows after the text in the cache, for a part of the time left."""
-        target, slot = self.engine.target, self.engine.slots[0]
-        if self._seconds_left <= 0:
-            return
-        began = self.clock()
-        seconds = min(self._seconds_left, max(_MIN_COMPARE_SECONDS / 8, _DECODES_AT_ONCE * self.t1))
-        measure(target, slot.seq_id, slot.ids, seconds, self.clock, self.calibration)
-        slot.ids = slot.ids[: target.n_past(slot.seq_id)]
-        self._seconds_left -= self.clock() - began
-
-    @property
-    def report(self) -> WrittenTexts:
-        """The number of completed texts and their tokens, by workload."""
+    finally:
+        run.loaded.profile.store_comparison(calibration)
+        run.report(_compared(calibration, can_roll_back(context)))
         lengths: dict[str, list[int]] = {}
-        for text in (t for t in self.selection.texts if t.text):
+        for text in (t for t in texts if t.text):
             lengths.setdefault(text.workload, []).append(len(text.text))
-        return WrittenTexts({name: TextCount(len(n), sum(n)) for name, n in lengths.items()})
-
-    @property
-    def epsilon(self) -> RowsComparison:
-        """The comparison of batched and single rows, or the reason why there is none."""
-        reason = "" if can_roll_back(self.engine.target) else "the model's memory cannot be rolled back"
-        if not reason and not self.calibration.n_rows:
-            reason = "no text was long enough"
-        c = self.calibration
-        return RowsComparison(c.epsilon, c.n_rows, c.reach, c.equal_up_to, c.unlike, reason)
+        run.report(WrittenTexts({name: TextCount(len(n), sum(n)) for name, n in lengths.items()}))
 
 
-def compare_seconds(t1: float) -> float:
-    """Seconds that comparing rows may take in all. t1: seconds per token."""
-    return min(_MAX_COMPARE_SECONDS, max(_MIN_COMPARE_SECONDS, _COMPARED_DECODES * t1))
+def _compared(c: Calibration, can: bool) -> RowsComparison:
+    """The comparison of batched and single rows, or the reason why there is none."""
+    reason = "" if can else "the model's memory cannot be rolled back"
+    if not reason and not c.n_rows:
+        reason = "no text was long enough"
+    return RowsComparison(c.epsilon, c.n_rows, c.reach, c.equal_up_to, c.unlike, reason)

@@ -20,8 +20,7 @@ from specllama.heads.check import check_draft, check_model
 from specllama.models.trim import write
 from specllama.models.trim.plan import MULTIPLE, by_frequency, choose, default_kept, special_ids, trim_source
 from specllama.models.trim.write import about, changed_source, sha256_of, write_trimmed
-from specllama.pair.check import check_pair
-from specllama.pair.head_check import check_any
+from specllama.pair.check import check_any, check_pair
 from specllama.pair.vocab import stand_ins
 from tests.support import tinygguf, tinyheads
 from tests.support.ggufbytes import GGUF, Typed, llama, vocab_metadata

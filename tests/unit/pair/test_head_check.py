@@ -23,7 +23,7 @@ from specllama.gguf.architectures import (
 )
 from specllama.gguf.header import Header, read_header
 from specllama.heads import HEAD_ARCHITECTURES, read_head
-from specllama.pair.head_check import HeadVerdict, check_head, step_bytes
+from specllama.pair.check import HeadVerdict, check_head, step_bytes
 from tests.support import tinygguf, tinyheads, tinymtp
 
 N_VOCAB = tinygguf.N_VOCAB

@@ -17,21 +17,18 @@ def test_all_prompts_are_selected_if_there_is_time():
     selection = select_prompts(texts(a=2, b=3), 64, True, 0.001, 0.0001, 60)
     assert names(selection) == ["a 1", "b 1", "a 2", "b 2", "b 3"]
     assert (selection.n_tokens, selection.left_out) == (64, 0)
-    assert abs(selection.seconds - 5 * 0.065) < 1e-9
 
 
 def test_a_lack_of_time_first_reduces_the_prompts_per_workload():
     selection = select_prompts(texts(a=4, b=4), 64, True, 0.2, 0.01, 60)
     assert names(selection) == ["a 1", "b 1", "a 2", "b 2"]
     assert (selection.n_tokens, selection.left_out) == (64, 4)
-    assert selection.seconds <= 60
 
 
 def test_then_it_reduces_the_tokens_per_text():
     selection = select_prompts(texts(a=2, b=2, c=2), 64, True, 0.5, 0.01, 60)
     assert names(selection) == ["a 1", "b 1", "c 1"]
     assert MIN_TOKENS < selection.n_tokens < 64
-    assert selection.seconds <= 60
     slow = select_prompts(texts(a=2, b=2, c=2), 64, True, 5, 0.01, 60)
     assert names(slow) == ["a 1", "b 1", "c 1"]
     assert slow.n_tokens == MIN_TOKENS
