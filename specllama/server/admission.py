@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 from specllama.errors import BusyError, ResourceError, SpecllamaError
+from specllama.server.requests import RequestStream
 from specllama.wording import counted
 
 MAX_HELD = 64 * 1024 * 1024  # bytes of all requests that wait for their models
@@ -55,39 +55,12 @@ class QueueLimit:
         return ""
 
 
-class OpenRequest(Protocol):
-    """A request that has not ended. n_open: its texts that have not ended; n_waiting: those that wait for a
-    slot. n_held: its bytes while it waits for its model.
-    """
-
-    @property
-    def owner(self) -> str: ...
-
-    @property
-    def n_open(self) -> int: ...
-
-    @property
-    def n_waiting(self) -> int: ...
-
-    @property
-    def n_held(self) -> int: ...
-
-    @property
-    def seconds(self) -> float:
-        """Seconds since the request began."""
-        ...
-
-    def fail(self, error: SpecllamaError) -> None:
-        """End the request with an error."""
-        ...
-
-
 class Admission:
     """The open requests of a server, for all its models. draining: refuses new requests."""
 
     def __init__(self, limit: QueueLimit) -> None:
         self.limit = limit
-        self.requests: set[OpenRequest] = set()
+        self.requests: set[RequestStream] = set()
         self.draining = False
         self._mean_seconds = 1.0  # of a request, moving average
 
@@ -118,7 +91,7 @@ class Admission:
         if problem:
             raise BusyError(problem, "ask again later", {"retry_after": self.retry_after})
 
-    def ended(self, request: OpenRequest) -> None:
+    def ended(self, request: RequestStream) -> None:
         """Record the end of a request."""
         self.requests.discard(request)
         self._mean_seconds += 0.2 * (request.seconds - self._mean_seconds)

@@ -1,8 +1,12 @@
-"""The application: all dialects, their routes and errors. Knows no sockets and no signals."""
+"""The application: all dialects, their routes and errors, and the OpenAPI document.
+
+Knows no sockets and no signals.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import re
+from collections.abc import Awaitable, Callable, Iterable
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -11,8 +15,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+import specllama
 from specllama.errors import SpecllamaError
-from specllama.server import openapi, page
+from specllama.json_types import JsonObject
+from specllama.server import page
 from specllama.server.dialects import lm_studio
 from specllama.server.dialects.anthropic import routes as anthropic
 from specllama.server.dialects.llama_server import routes as llama_server
@@ -25,12 +31,85 @@ from specllama.server.models import ModelPool
 from specllama.server.service import DiskScopes
 from specllama.server.supervisor import Say
 
+# The OpenAPI document, from the routes and the pydantic models of requests.
+
+
+_PATH_PARAMETER = re.compile(r"\{(\w+)[:}]")
+_REF = "#/components/schemas/{model}"
+_ERRORS = {
+    400: "the request cannot be used", 401: "no key or a wrong one", 404: "no such model or route",
+    408: "the body came too slowly", 413: "the body is too large", 429: "the queue is full",
+    500: "the engine refused", 501: "the model or this server cannot do that",
+    503: "there is no engine at this moment", 504: "it took too long",
+}  # fmt: skip
+_ERROR = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type"],
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"]},
+                "code": {"type": ["string", "null"]},
+            },
+        }
+    },
+}
+
+
+def document(routes: Iterable[ApiRoute], keyed: bool) -> JsonObject:
+    """The document, with all routes that have a summary. keyed: whether clients need a key."""
+    schemas: JsonObject = {"Error": _ERROR}
+    paths: dict[str, dict[str, JsonObject]] = {}
+    for route in routes:
+        if route.summary:
+            path = route.path.replace(":path}", "}")
+            paths.setdefault(path, {})[route.method.lower()] = _operation(route, schemas)
+    api: JsonObject = {
+        "openapi": "3.1.0",
+        "info": {"title": "specllama", "version": specllama.__version__},
+        "paths": paths,
+        "components": {"schemas": schemas},
+    }
+    if keyed:
+        api["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+        api["security"] = [{"key": []}]
+    return api
+
+
+def _operation(route: ApiRoute, schemas: JsonObject) -> JsonObject:
+    """One operation; adds the schemas that it refers to to `schemas`."""
+    refused = {"application/json": {"schema": {"$ref": _REF.format(model="Error")}}}
+    responses: dict[str, JsonObject] = {"200": {"description": "done"}}
+    responses |= {str(status): {"description": text, "content": refused} for status, text in _ERRORS.items()}
+    operation: JsonObject = {"summary": route.summary, "responses": responses}
+    if route.open:
+        operation["security"] = []
+    if names := _PATH_PARAMETER.findall(route.path):
+        operation["parameters"] = [
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names
+        ]
+    if route.body is not None:
+        schema = route.body.model_json_schema(ref_template=_REF, by_alias=True)
+        schemas |= schema.pop("$defs", {})
+        schemas[route.body.__name__] = schema
+        content = {"schema": {"$ref": _REF.format(model=route.body.__name__)}}
+        operation["requestBody"] = {"required": True, "content": {"application/json": content}}
+    return operation
+
+
+# The application.
+
+
 DIALECTS = (openai.DIALECT, llama_server.DIALECT, anthropic.DIALECT, lm_studio.DIALECT, ollama.DIALECT)
 """Errors on paths of no dialect have the shape of the first one; the first prefix of a path decides."""
 
 
 async def _document(api: ApiRequest) -> Response:
-    return JSONResponse(openapi.document(ROUTES, keyed=bool(api.settings.keys)))
+    return JSONResponse(document(ROUTES, keyed=bool(api.settings.keys)))
 
 
 ROUTES = (

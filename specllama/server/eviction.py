@@ -73,21 +73,17 @@ def select_evictions(
     max_loaded: models in memory at once, 0 for as many as fit. Raises ResourceError for a model that does not
     fit alone.
     """
-    alone = pending.plan(free.after_evicting(loaded))
+    alone = _chosen(pending.plan(free.after_evicting(loaded)))
 
     def fits(evicted: Sequence[LoadedModel]) -> bool:
         if max_loaded and len(loaded) - len(evicted) >= max_loaded:
             return False
         try:
-            return _equally_good(pending.plan(free.after_evicting(evicted)), alone)
+            return _chosen(pending.plan(free.after_evicting(evicted))) == alone
         except ResourceError:
             return False
 
     return _fewest(sorted(loaded, key=lambda one: (one.busy, one.used_at)), fits)
-
-
-def _equally_good(plan: MemoryPlan, alone: MemoryPlan) -> bool:
-    return _chosen(plan) == _chosen(alone)
 
 
 def _chosen(plan: MemoryPlan) -> tuple[int, list[int | None]]:

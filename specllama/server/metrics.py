@@ -207,13 +207,11 @@ class _Together(Collector):
         for metrics in self._models:
             for family in metrics.registry.collect():
                 one = merged.setdefault(family.name, Metric(family.name, family.documentation, family.type))
-                labels = {} if "model_name" in _label_names(family) else {"model": metrics.model}
+                labels = (
+                    {} if any("model_name" in s.labels for s in family.samples) else {"model": metrics.model}
+                )
                 one.samples += [s._replace(labels={**labels, **s.labels}) for s in family.samples]
         yield from merged.values()
-
-
-def _label_names(family: Metric) -> frozenset[str]:
-    return frozenset(name for sample in family.samples for name in sample.labels)
 
 
 class _Aliases(Collector):

@@ -60,12 +60,9 @@ class ServerSettings:
     variables: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if not 0 <= self.port < 2**16:
-            raise UsageError(f"must be from 0 to 65535, not {self.port}", option="port")
-        if not 0 <= self.queue <= 100_000:
-            raise UsageError(f"must be from 0 to 100000, not {self.queue}", option="queue")
-        if not 0 <= self.models_max <= 1000:
-            raise UsageError(f"must be from 0 to 1000, not {self.models_max}", option="models_max")
+        for name, most in (("port", 65535), ("queue", 100_000), ("models_max", 1000)):
+            if not 0 <= (value := getattr(self, name)) <= most:
+                raise UsageError(f"must be from 0 to {most}, not {value}", option=name)
         for name, seconds in (
             ("timeout", self.seconds),
             ("drain", self.drain_seconds),

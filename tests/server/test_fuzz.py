@@ -15,8 +15,7 @@ import schemathesis
 from hypothesis import HealthCheck
 from schemathesis.checks import content_type_conformance, status_code_conformance
 
-from specllama.server.app import ROUTES
-from specllama.server.openapi import document
+from specllama.server.app import ROUTES, document
 from tests.fuzz.campaign import input_of, judged
 from tests.fuzz.parts.http import Http
 from tests.support.serving import Server

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from specllama.client import protocol
-from specllama.server.dialects.llama_server import requests
+from specllama.server.dialects.llama_server.routes import UNSUPPORTED
 from specllama.server.http.body import MAX_BYTES, MAX_VALUES
 from tests.support.serving import Api
 
@@ -363,7 +363,7 @@ _BODIES: Mapping[tuple[str, type[protocol.Message] | None], Mapping[str, Callabl
     ("/models/pull", protocol.GetSlots): {"a long name": _body(model="a" * _LONG)},
     ("/models/pull/stop", protocol.GetSlots): {"unknown fields": _numbered('{"model":"x",', '"a{0}":1', "}")},
 }
-_UNSUPPORTED = tuple(route.path for route in requests.ROUTES if route.method == "POST")
+_UNSUPPORTED = tuple(path for method, path in UNSUPPORTED if method == "POST")
 BODIES = tuple(
     CostlyBody(path, command, name, make)
     for (path, command), bodies in _BODIES.items()

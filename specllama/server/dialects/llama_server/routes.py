@@ -3,25 +3,298 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import os
+import re
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field
 from starlette.responses import JSONResponse, Response
 
+import specllama
 from specllama.client import protocol
-from specllama.errors import EngineDiedError, ResourceError, SpecllamaError
-from specllama.server.dialects.llama_server import shapes, slot_actions
+from specllama.client.model_info import LoadInfo, ModelInfo
+from specllama.client.protocol import Slots, Tokenized
+from specllama.config.text_file import expanded
+from specllama.core.sampling.params import PARAMETERS, Parameter, SamplingParams
+from specllama.errors import EngineDiedError, ResourceError, SpecllamaError, UsageError
+from specllama.json_types import JsonObject
 from specllama.server.dialects.llama_server.completion import InfillRequest, NativeRequest, NativeWriter
 from specllama.server.dialects.shared.base import ApiRequest, ApiRoute, Dialect, Endpoint
 from specllama.server.dialects.shared.chat_fields import TemplateInput
 from specllama.server.dialects.shared.fields import AtMost, RequestBody
+from specllama.server.dialects.shared.figures import generation_settings
 from specllama.server.dialects.shared.sampling_fields import ModelName
 from specllama.server.dialects.shared.writer import error_body
 from specllama.server.http.body import MAX_VALUES
 from specllama.server.http.errors import UnsupportedError
 from specllama.server.metrics import CONTENT_TYPE
+
+# The JSON of /props, /slots and /tokenize, as llama-server's clients read it.
+
+
+_MODALITIES = {"vision": False, "audio": False}
+_STORED = tuple(p for p in PARAMETERS.values() if p.has_plain_value)
+_PARAMS = tuple(p.name for p in _STORED)
+_KINDS = {int: "integer", float: "number", bool: "boolean", str: "text"}
+
+
+def props_of(
+    info: LoadInfo,
+    names: Sequence[str],
+    sampling: Mapping[str, Any],
+    decode_seconds: Sequence[tuple[int, float]] = (),
+    sleeps: bool = False,
+) -> JsonObject:
+    """info: of the loaded models. names: of the model for clients. sampling: the server's own defaults, which
+    take precedence over the model's. decode_seconds: see protocol.Slots. sleeps: the model is unloaded.
+    """
+    defaults = {name: sampling.get(name, getattr(info.sampling, name)) for name in _PARAMS}
+    params = generation_settings(SamplingParams.merge(defaults), info.end_ids, info.drafters)
+    return {
+        "default_generation_settings": {"n_ctx": info.n_ctx, "params": params},
+        "sampling_parameters": [_described(entry, defaults[entry.name]) for entry in _STORED],
+        "total_slots": info.n_slots,
+        "model_alias": ",".join(names),
+        "model_path": os.path.abspath(info.target.path),
+        "draft_model_path": os.path.abspath(info.draft.path) if info.draft else None,
+        "modalities": _MODALITIES,
+        "chat_template": info.template,
+        "chat_template_caps": _capabilities(info),
+        "model_ftype": info.target.quant,
+        "endpoint_slots": True,
+        "endpoint_props": False,
+        "endpoint_metrics": True,
+        "bos_token": info.bos_token,
+        "eos_token": info.eos_token,
+        "build_info": f"specllama {specllama.__version__}",
+        "speculation": _speculation(info, decode_seconds),
+        "machine": _machine(info),
+        "target": _model(info.target),
+        "notes": [str(note) for note in info.notes],
+        "is_sleeping": sleeps,
+    }
+
+
+def _speculation(info: LoadInfo, decode_seconds: Sequence[tuple[int, float]]) -> JsonObject:
+    return {
+        "speculation": info.speculation,
+        "reason": info.off_reason,
+        "drafters": list(info.drafters),
+        "draft_max": info.draft_max,
+        "longest_draft": info.longest_draft,
+        "draft": _model(info.draft) if info.draft else None,
+        "head": info.head,
+        "head_in_target": info.head_in_target,
+        "vocabulary": info.verdict,
+        "memory": info.memory,
+        "decode_seconds": [list(time) for time in decode_seconds],
+    }
+
+
+def _machine(info: LoadInfo) -> JsonObject:
+    details = info.details
+    return {
+        "n_threads": info.n_threads,
+        "n_gpu_layers": info.target.n_gpu_layers,
+        "n_layer": details.n_layer,
+        "host_bytes": details.host_bytes,
+        "device_bytes": details.device_bytes,
+        "gpus": [
+            {"name": gpu.description or gpu.name, "free": gpu.free, "total": gpu.total}
+            for gpu in details.gpus
+        ],
+    }
+
+
+def _described(entry: Parameter, default: Any) -> JsonObject:
+    described: JsonObject = {
+        "name": entry.name,
+        "type": _KINDS[entry.kind],
+        "many": entry.many,
+        "description": entry.help.format(default=default),
+    }
+    if entry.is_number:
+        described["minimum"], described["maximum"] = entry.low, entry.high
+    return described
+
+
+def _model(model: ModelInfo) -> JsonObject:
+    return {"name": model.name, "quant": model.quant, "n_params": model.params}
+
+
+def _capabilities(info: LoadInfo) -> dict[str, bool]:
+    """Features of conversations. Templates without tool support get tools and calls as text, so a working
+    template suffices.
+    """
+    works = info.template_works
+    return {
+        "supports_string_content": works,
+        "supports_typed_content": works,
+        "supports_system_role": works,
+        "supports_tools": works,
+        "supports_tool_calls": works,
+        "supports_parallel_tool_calls": works,
+        "supports_object_arguments": works,
+        "supports_preserve_reasoning": works and info.details.template_reasons,
+        "supports_reasoning_effort": "reasoning_effort" in info.template,
+    }
+
+
+def _slots(state: Slots, info: LoadInfo, owner: str) -> list[JsonObject]:
+    """The slots, without their prompts. state: the engine's answer to GetSlots. owner: of the request;
+    for a slot last used by another owner, only whether it is busy is shown.
+    """
+    shown = []
+    for slot in state.slots:
+        busy, own = slot.id is not None, slot.owner == owner
+        one: JsonObject = {
+            "id": slot.slot,
+            "id_task": slot.id if slot.id is not None and own else -1,
+            "n_ctx": info.n_ctx,
+            "speculative": not info.off_reason and (slot.speculate or not busy or not own),
+            "is_processing": busy,
+            "n_past": slot.n_past if own else 0,
+        }
+        if busy and own:
+            one["n_prompt_tokens"] = slot.n_prompt
+            one["n_prompt_tokens_processed"] = min(slot.n_past, slot.n_prompt)
+            one["next_token"] = [{"has_next_token": True, "n_decoded": slot.n_decoded}]
+            one["draft_n"], one["draft_n_accepted"] = slot.n_drafted, slot.n_accept
+        shown.append(one)
+    return shown
+
+
+def _tokens(part: Tokenized, with_pieces: bool) -> bytes:
+    """Items of a JSON array: ids, with their texts if with_pieces; a text that is not valid UTF-8 becomes a
+    list of bytes.
+
+    part: a part of the engine's answer to Tokenize.
+    """
+    shown: list[Any] = part.ids
+    if with_pieces:
+        pieces = (_piece(piece.encode("latin-1")) for piece in part.pieces)
+        shown = [{"id": i, "piece": p} for i, p in zip(part.ids, pieces, strict=True)]
+    return _json(shown)[1:-1]
+
+
+def _inside_string(text: str) -> bytes:
+    """A part of a JSON string."""
+    return _json(text)[1:-1]
+
+
+def _json(value: object) -> bytes:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def _piece(data: bytes) -> str | list[int]:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return list(data)
+
+
+# The route that saves, restores and erases a slot.
+#
+# Checks what llama-server checks (`post_slots` in server-context.cpp, `fs_validate_filename` in common.cpp of
+# the llama.cpp that is installed), in the same order. Each API key has a directory of its own below the one
+# of --slot-save-path.
+
+
+MAX_NAME = 255  # bytes
+_FORBIDDEN = re.compile(
+    "[\x00-\x1f\x7f-\x9f"  # control characters
+    '/\\\\:*?"<>|'
+    "\uff0e\u2215\u2216"  # that look like a dot or a slash
+    "\ud800-\udfff\ufffd\ufeff]"  # surrogates, the replacement character, the byte order mark
+)
+_NUMBER = re.compile(r"[ \t\n\v\f\r]*([+-]?[0-9]{1,20})")  # std::stoi ignores what follows
+
+
+class SlotFileRequest(RequestBody):
+    """filename: of the file, without a directory."""
+
+    filename: str
+
+
+async def act(api: ApiRequest) -> Response:
+    """Raises UnsupportedError without --slot-save-path, UsageError."""
+    directory = api.settings.slot_save_path
+    if not directory:
+        raise UnsupportedError("slots are not saved here: start the server with --slot-save-path DIR")
+    slot, action = _slot(str(api.path_params["slot"])), api.query_params.get("action", "")
+    if action not in ("save", "restore", "erase"):
+        raise UsageError("Invalid action: it is save, restore or erase")
+    if action == "erase":
+        await _check_slot(api, slot)
+        erased = await api.supervisor.query(
+            lambda id_: protocol.EraseSlot(id_, slot, api.owner), protocol.SlotDone
+        )
+        return JSONResponse({"id_slot": slot, "n_erased": erased.n_tokens})
+    name = (await api.body(SlotFileRequest)).filename
+    if not is_file_name(name):
+        raise UsageError("Invalid filename", details={"param": "filename"})
+    folder = api.slot_folder
+    if folder is None:
+        raise UnsupportedError("slots of different keys cannot be told apart: the cache is not usable")
+    path = os.path.abspath(expanded(directory) / folder / name)
+    await _check_slot(api, slot)
+    kind = protocol.SaveSlot if action == "save" else protocol.RestoreSlot
+    done = await api.supervisor.query(
+        lambda id_: kind(id_, slot, path, api.owner, api.disk_scope), protocol.SlotDone
+    )
+    return JSONResponse(_shown(action, slot, name, done))
+
+
+def is_file_name(name: str) -> bool:
+    """Whether llama-server accepts this file name."""
+    try:
+        n_bytes = len(name.encode())
+    except UnicodeEncodeError:
+        return False
+    if not 0 < n_bytes <= MAX_NAME or _FORBIDDEN.search(name):
+        return False
+    return name[0] != " " and name[-1] not in " ." and ".." not in name
+
+
+def _slot(text: str) -> int:
+    """Raises UsageError."""
+    number = _NUMBER.match(text)
+    if not number or not -(2**31) <= int(number[1]) < 2**31:
+        raise UsageError("Invalid slot ID")
+    return int(number[1])
+
+
+async def _check_slot(api: ApiRequest, slot: int) -> None:
+    """Load the model. Raises UsageError for a slot that does not exist."""
+    info = await api.supervisor.load()
+    if not 0 <= slot < info.n_slots:
+        raise UsageError("Invalid slot ID")
+
+
+def _shown(action: str, slot: int, name: str, done: protocol.SlotDone) -> JsonObject:
+    milliseconds = 1000 * done.seconds
+    if action == "save":
+        return {
+            "id_slot": slot,
+            "filename": name,
+            "n_saved": done.n_tokens,
+            "n_written": done.n_bytes,
+            "timings": {"save_ms": milliseconds},
+        }
+    return {
+        "id_slot": slot,
+        "filename": name,
+        "n_restored": done.n_tokens,
+        "n_read": done.n_bytes,
+        "timings": {"restore_ms": milliseconds},
+    }
+
+
+# The other routes.
+
 
 _PEEK_SECONDS = 1.0  # longest wait of /props for the engine's own figures
 
@@ -89,7 +362,7 @@ async def props(api: ApiRequest) -> Response:
         with contextlib.suppress(SpecllamaError, TimeoutError):
             state = await api.supervisor.peek(protocol.GetSlots, protocol.Slots, _PEEK_SECONDS)
             times = state.decode_seconds
-    return JSONResponse(shapes.props(info, api.service.names, api.settings.sampling, times, sleeps))
+    return JSONResponse(props_of(info, api.service.names, api.settings.sampling, times, sleeps))
 
 
 async def slots(api: ApiRequest) -> Response:
@@ -106,7 +379,7 @@ async def slots(api: ApiRequest) -> Response:
         return JSONResponse([])
     if api.query_params.get("fail_on_no_slot") and all(slot.id is not None for slot in state.slots):
         raise ResourceError("no slot is free", "ask again later")
-    return JSONResponse(shapes.slots(state, api.supervisor.info, api.owner))
+    return JSONResponse(_slots(state, api.supervisor.info, api.owner))
 
 
 async def tokenize(api: ApiRequest) -> Response:
@@ -118,7 +391,7 @@ async def tokenize(api: ApiRequest) -> Response:
             id_, body.content, body.add_special, body.parse_special, body.with_pieces
         ),
         protocol.Tokenized,
-        lambda part: parts.append(shapes.tokens(part, body.with_pieces)),
+        lambda part: parts.append(_tokens(part, body.with_pieces)),
     )
     return Response(b'{"tokens":[' + b",".join(filter(None, parts)) + b"]}", media_type="application/json")
 
@@ -130,7 +403,7 @@ async def detokenize(api: ApiRequest) -> Response:
     await api.supervisor.collect(
         lambda id_: protocol.Detokenize(id_, body.tokens),
         protocol.Detokenized,
-        lambda part: parts.append(shapes.inside_string(part.text)),
+        lambda part: parts.append(_inside_string(part.text)),
     )
     return Response(b'{"content":"' + b"".join(parts) + b'"}', media_type="application/json")
 
@@ -143,7 +416,7 @@ async def apply_template(api: ApiRequest) -> Response:
     await api.supervisor.collect(
         partial(protocol.Render, chat=chat),
         protocol.Rendered,
-        lambda part: parts.append(shapes.inside_string(part.prompt)),
+        lambda part: parts.append(_inside_string(part.prompt)),
     )
     return Response(b'{"prompt":"' + b"".join(parts) + b'"}', media_type="application/json")
 
@@ -194,7 +467,7 @@ _NO_EMBEDDINGS = "this server generates text; it makes no embeddings"
 _NO_RANKING = "this server generates text; it ranks no documents"
 _NO_SOUND = "this server transcribes no sound"
 _NO_ADAPTERS = "LoRA adapters are loaded at the start (--lora), and are the same for all requests"
-_REASONS: Mapping[tuple[str, str], str] = {
+UNSUPPORTED: Mapping[tuple[str, str], str] = {
     ("POST", "/embedding"): _NO_EMBEDDINGS,
     ("POST", "/embeddings"): _NO_EMBEDDINGS,
     ("POST", "/v1/embeddings"): _NO_EMBEDDINGS,
@@ -236,7 +509,7 @@ DIALECT = Dialect(
         ApiRoute("POST", "/models/unload", unload, "Unload a model", ModelRequest),
         ApiRoute("POST", "/models/pull", pull, "Download a known model", ModelRequest),
         ApiRoute("POST", "/models/pull/stop", stop_pull, "End that", ModelRequest),
-        *slot_actions.ROUTES,
-        *(ApiRoute(*at, _refusing(UnsupportedError(reason))) for at, reason in _REASONS.items()),
+        ApiRoute("POST", "/slots/{slot}", act, "Save, restore or erase a slot", SlotFileRequest),
+        *(ApiRoute(*at, _refusing(UnsupportedError(reason))) for at, reason in UNSUPPORTED.items()),
     ),
 )

@@ -32,7 +32,7 @@ from specllama.server.dialects.shared.sampling_fields import (
     ParameterReader,
     first,
 )
-from specllama.server.dialects.shared.structured import Format, RestrictingField
+from specllama.server.dialects.shared.structured import Format, Restriction
 from specllama.server.http.body import MAX_VALUES
 
 # The `options` of a request: sampling parameters, options without effect, unsupported ones.
@@ -122,7 +122,7 @@ class OllamaRequest(ThinkingFields, GenerationFields):
         if self.speculation.trace:
             raise FieldError("speculation.trace is for the routes below /v1 only", "speculation.trace")
 
-    def _parameters(self) -> list[RestrictingField]:
+    def _parameters(self) -> list[Restriction]:
         return self.options.restricting_parameters()
 
     def params(self) -> JsonObject:

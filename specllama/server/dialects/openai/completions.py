@@ -1,4 +1,4 @@
-"""The body and the writer of /v1/completions."""
+"""The bodies and the writers of /v1/chat/completions and /v1/completions."""
 
 from __future__ import annotations
 
@@ -7,21 +7,275 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
+import specllama
 from specllama.client import protocol
 from specllama.client.protocol import PositionLogprobs
+from specllama.core.stats import summed
 from specllama.json_types import JsonObject
-from specllama.server.dialects.openai.writer import OpenAIWriter, ending
+from specllama.server.dialects.shared.chat_fields import TemplateInput
 from specllama.server.dialects.shared.fields import AtMost, FieldError
-from specllama.server.dialects.shared.figures import number
+from specllama.server.dialects.shared.figures import (
+    add_figures,
+    described,
+    native_answer,
+    number,
+    prompt_progress,
+    running_timings,
+    trace_of,
+)
 from specllama.server.dialects.shared.sampling_fields import (
     MAX_CHOICES,
     MAX_N,
     MAX_PROMPTS,
+    Count,
     Ids,
     SamplingFields,
 )
-from specllama.server.dialects.shared.writer import AnswerOptions
-from specllama.server.events import AccumulatedChoice, End, Event, Prefill, TextEvent
+from specllama.server.dialects.shared.writer import AnswerOptions, AnswerWriter
+from specllama.server.events import (
+    AccumulatedChoice,
+    AccumulatedText,
+    Accumulator,
+    CallArgs,
+    CallClose,
+    CallOpen,
+    End,
+    Event,
+    Prefill,
+    Reasoning,
+    Start,
+    TextEvent,
+    random_key,
+)
+
+# Token counts of an answer, in the forms of OpenAI's APIs.
+
+
+def usage(fold: Accumulator) -> JsonObject:
+    """Token counts; each prompt counts once, whatever the number of its choices."""
+    prompts = {c.start.prompt: c for c in reversed(fold.in_order)}.values()
+    n_prompt = sum(c.start.n_prompt for c in prompts)
+    n_cached = sum(c.end.stats.n_reused for c in prompts if c.end)
+    total = summed(end.stats for end in fold.ends)
+    return {
+        "prompt_tokens": n_prompt,
+        "completion_tokens": total.n_predict,
+        "total_tokens": n_prompt + total.n_predict,
+        "prompt_tokens_details": {"cached_tokens": n_cached, "audio_tokens": 0},
+        "completion_tokens_details": {
+            "accepted_prediction_tokens": total.n_accept,
+            "rejected_prediction_tokens": total.n_drafted - total.n_accept,
+            "reasoning_tokens": sum(end.n_reasoning for end in fold.ends),
+            "audio_tokens": 0,
+        },
+    }
+
+
+def response_usage(fold: Accumulator) -> JsonObject:
+    """The same counts for /v1/responses."""
+    counts = usage(fold)
+    cached = counts["prompt_tokens_details"]["cached_tokens"]
+    reasoning = counts["completion_tokens_details"]["reasoning_tokens"]
+    return {
+        "input_tokens": counts["prompt_tokens"],
+        "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
+        "output_tokens": counts["completion_tokens"],
+        "output_tokens_details": {"reasoning_tokens": reasoning},
+        "total_tokens": counts["total_tokens"],
+    }
+
+
+FINGERPRINT = f"build-specllama-{specllama.__version__}"  # begins as llama-server's does
+_REASONS = {"stop": "stop", "length": "length", "context": "length"}
+
+
+class OpenAIWriter(AnswerWriter):
+    """Subclasses write the choices."""
+
+    prefix, chunk_object, answer_object = "", "", ""
+
+    def __init__(self, options: AnswerOptions) -> None:
+        super().__init__(options)
+        self.id = f"{self.prefix}-{random_key()}"
+
+    def chunks_of(self, event: Event) -> Sequence[JsonObject]:
+        if isinstance(event, Prefill) and not self.options.progress:
+            return []
+        deltas = self._deltas(event)
+        chunks = [self._chunk([one], self._fields(event if one is deltas[-1] else None)) for one in deltas]
+        if isinstance(event, End) and len(self.fold.ends) == self.n_choices:
+            if self.options.usage_chunk:
+                chunks.append(self._chunk([], {"usage": usage(self.fold)}))
+            add_figures(chunks[-1], self.figures())  # in a chunk of its own if the client asks for that
+            if self.options.verbose:
+                chunks[-1]["__verbose"] = self._native_answer()
+        return chunks
+
+    def answer(self) -> JsonObject:
+        verbose: JsonObject = {"__verbose": self._native_answer()} if self.options.verbose else {}
+        return {
+            **self._head(self.answer_object),
+            "choices": [self._whole(choice) for choice in self.fold.in_order],
+            "usage": usage(self.fold),
+            **self.figures(),
+            **verbose,
+        }
+
+    def end(self) -> bytes:
+        return b"data: [DONE]\n\n"
+
+    def _chunk(self, choices: list[JsonObject], fields: JsonObject) -> JsonObject:
+        return {**self._head(self.chunk_object), "choices": choices, **fields}
+
+    def _fields(self, event: Event | None) -> JsonObject:
+        """Optional fields of a chunk, as requested."""
+        fields: JsonObject = {}
+        if self.options.usage_chunk:
+            fields["usage"] = None
+        if self.options.trace and event is not None and (traced := trace_of(event)):
+            fields["speculation"] = traced
+        if self.options.timings and event is not None and not isinstance(event, (Start, End)):
+            fields["timings"] = running_timings(self.fold.choices[event.index])
+        if isinstance(event, Prefill):
+            fields["prompt_progress"] = prompt_progress(event)
+        return fields
+
+    def _native_answer(self) -> JsonObject:
+        return native_answer(self.fold.in_order[0], self.options.model)
+
+    def _head(self, kind: str) -> JsonObject:
+        return {
+            "id": self.id,
+            "object": kind,
+            "created": int(self.options.created),
+            "model": self.options.model,
+            "system_fingerprint": FINGERPRINT,
+        }
+
+    def _deltas(self, event: Event) -> list[JsonObject]:
+        raise NotImplementedError
+
+    def _whole(self, choice: AccumulatedChoice) -> JsonObject:
+        raise NotImplementedError
+
+
+def ending(end: End | None, start: Start) -> JsonObject:
+    """End reason of a choice, and the seed that reproduces it."""
+    reason = _REASONS.get(end.reason, "stop") if end else None
+    return {
+        "finish_reason": reason,
+        "stop_reason": end.stop_string if end else None,
+        "seed": start.seed,
+    }
+
+
+# /v1/chat/completions.
+
+
+class ChatWriter(OpenAIWriter):
+    """The first delta has the role, with content "" if text follows, or null while that is not known; later
+    deltas have no role, the last has no content. First deltas are sent in the order of the choices.
+
+    OpenAI's client concatenates the texts of all deltas, so an id, name or role must be sent once; it numbers
+    choices by the order of their first deltas.
+    """
+
+    prefix, chunk_object, answer_object = "chatcmpl", "chat.completion.chunk", "chat.completion"
+
+    def __init__(self, options: AnswerOptions) -> None:
+        super().__init__(options)
+        self._n_begun = 0  # choices that have their first delta
+        self._undecided: set[int] = set()  # those that began without content
+
+    def _deltas(self, event: Event) -> list[JsonObject]:
+        if isinstance(event, (Start, CallClose)):
+            return []
+        if isinstance(event, Prefill):
+            return self._first_deltas(event) or [self._delta(event.index, {})]
+        return [*self._first_deltas(event), *self._own_deltas(event)]
+
+    def _first_deltas(self, event: Event) -> list[JsonObject]:
+        deltas = []
+        for index in range(self._n_begun, event.index + 1):
+            content = "" if index == event.index and isinstance(event, (TextEvent, End)) else None
+            if content is None:
+                self._undecided.add(index)
+            deltas.append(self._delta(index, {"role": "assistant", "content": content}))
+            self._n_begun += 1
+        return deltas
+
+    def _own_deltas(self, event: Event) -> list[JsonObject]:
+        index = event.index
+        if isinstance(event, TextEvent):
+            return [self._delta(index, {"content": event.text}, event.logprobs)]
+        if isinstance(event, Reasoning):
+            return [self._delta(index, {"reasoning_content": event.text})]
+        if isinstance(event, CallOpen):
+            opened = _call(event.id, event.name, "", event.call)
+            return [self._delta(index, {"tool_calls": [opened]})]
+        if isinstance(event, CallArgs):
+            more: JsonObject = {"index": event.call, "function": {"arguments": event.text}}
+            return [self._delta(index, {"tool_calls": [more]})]
+        choice = self.fold.choices[index]
+        rest = _chat_logprobs(event.rest) if isinstance(event, End) and event.rest else None
+        last: JsonObject = {"index": index, "delta": {}, "logprobs": rest, **_ending(choice)}
+        empty = index in self._undecided and not choice.items
+        return [self._delta(index, {"content": ""}), last] if empty else [last]
+
+    def _delta(self, index: int, delta: JsonObject, logprobs: Sequence[PositionLogprobs] = ()) -> JsonObject:
+        shown = _chat_logprobs(logprobs) if logprobs else None
+        return {"index": index, "delta": delta, "logprobs": shown, "finish_reason": None}
+
+    def _whole(self, choice: AccumulatedChoice) -> JsonObject:
+        calls = [_call(call.id, call.name, call.arguments) for call in choice.calls]
+        has_text = any(isinstance(item, AccumulatedText) for item in choice.items)
+        content = choice.text if has_text or not calls else None
+        message: JsonObject = {"role": "assistant", "content": content, "refusal": None}
+        if choice.reasoning:
+            message["reasoning_content"] = choice.reasoning
+        if calls:
+            message["tool_calls"] = calls
+        return {
+            "index": choice.start.index,
+            "message": message,
+            "logprobs": _chat_logprobs(choice.logprobs) if self.options.logprobs else None,
+            **_ending(choice),
+        }
+
+
+def _call(id_: str, name: str, arguments: str, index: int | None = None) -> JsonObject:
+    """index: of a streamed call."""
+    function: JsonObject = {"name": name, "arguments": arguments}
+    if index is None:
+        return {"id": f"call_{id_}", "type": "function", "function": function}
+    return {"index": index, "id": f"call_{id_}", "type": "function", "function": function}
+
+
+def _ending(choice: AccumulatedChoice) -> JsonObject:
+    fields = ending(choice.end, choice.start)
+    if choice.ended_with_calls:
+        fields["finish_reason"] = "tool_calls"
+    return fields
+
+
+def _chat_logprobs(positions: Sequence[PositionLogprobs]) -> JsonObject:
+    return {"content": described(positions), "refusal": None}
+
+
+class ChatRequest(TemplateInput, SamplingFields):
+    """The body of /v1/chat/completions."""
+
+    max_completion_tokens: Count | None = None
+
+    @property
+    def own_limit(self) -> int | None:
+        return self.max_completion_tokens
+
+    def engine_fields(self) -> JsonObject:
+        return {**super().engine_fields(), "show_prompt": bool(self.verbose)}
+
+
+# /v1/completions.
 
 
 class CompletionWriter(OpenAIWriter):

@@ -10,11 +10,15 @@ from starlette.responses import JSONResponse, Response
 
 from specllama.errors import UsageError
 from specllama.json_types import JsonObject
-from specllama.server.dialects.openai.chat import ChatRequest, ChatWriter
-from specllama.server.dialects.openai.completions import CompletionRequest, CompletionWriter
+from specllama.server.dialects.openai.completions import (
+    ChatRequest,
+    ChatWriter,
+    CompletionRequest,
+    CompletionWriter,
+    OpenAIWriter,
+)
 from specllama.server.dialects.openai.responses.request import ResponsesRequest
 from specllama.server.dialects.openai.responses.writer import ResponsesWriter, echo_json
-from specllama.server.dialects.openai.writer import OpenAIWriter
 from specllama.server.dialects.shared.base import ApiRequest, ApiRoute, Dialect
 from specllama.server.dialects.shared.sampling_fields import SamplingFields
 from specllama.server.dialects.shared.writer import AnswerOptions, error_body
@@ -61,7 +65,7 @@ async def stored(api: ApiRequest) -> Response:
 async def models(api: ApiRequest) -> Response:
     """The models on disk; with ?known=true also models that are only known."""
     known = api.query_params.get("known", "").lower() in ("1", "true", "yes")
-    listing = await api.list_models()
+    listing = await api.models.listed()
     shown = [one for one in listing if known or one.on_disk] or listing[:1]
     return JSONResponse(model_list(shown, api.models.fits if known else lambda _: None))
 
@@ -72,15 +76,8 @@ async def model(api: ApiRequest) -> Response:
     return JSONResponse(model_entry(listed(api.service, name)))
 
 
-async def chat_length(api: ApiRequest) -> Response:
-    return await _length(api, await api.body(ChatRequest))
-
-
-async def responses_length(api: ApiRequest) -> Response:
-    return await _length(api, await api.body(ResponsesRequest))
-
-
-async def _length(api: ApiRequest, body: ChatRequest | ResponsesRequest) -> Response:
+async def _length(api: ApiRequest, model: type[ChatRequest | ResponsesRequest]) -> Response:
+    body = await api.body(model)
     api.check_model(body.model)
     body.generations(api.settings.sampling, api.settings.variables)  # raises the same errors
     n = await api.prompt_length(body.chat_input(api.settings.variables))
@@ -173,7 +170,13 @@ DIALECT = Dialect(
         ApiRoute("GET", "/models", models),
         ApiRoute("GET", "/models/{name:path}", model),
         ApiRoute("POST", "/chat/completions", chat),
-        *(ApiRoute("POST", f"{at}/chat/completions/input_tokens", chat_length) for at in ("", "/v1")),
-        *(ApiRoute("POST", f"{at}/responses/input_tokens", responses_length) for at in ("", "/v1")),
+        *(
+            ApiRoute("POST", f"{at}/chat/completions/input_tokens", partial(_length, model=ChatRequest))
+            for at in ("", "/v1")
+        ),
+        *(
+            ApiRoute("POST", f"{at}/responses/input_tokens", partial(_length, model=ResponsesRequest))
+            for at in ("", "/v1")
+        ),
     ),
 )

@@ -28,7 +28,7 @@ from specllama.server.dialects.shared.writer import AnswerOptions, AnswerWriter
 from specllama.server.events import to_json
 from specllama.server.http.body import BodyReader
 from specllama.server.http.errors import ErrorBody, ForbiddenError
-from specllama.server.models import ListedModel, ModelPool
+from specllama.server.models import ModelPool
 from specllama.server.requests import CompletionSpec
 from specllama.server.response import Limits, StreamingResponse
 from specllama.server.service import DiskScopes, Service
@@ -222,10 +222,6 @@ class ApiRequest:
         """`check_model` for a name from elsewhere than the field `model`, which must be exact."""
         await self.models.look_up(name or None)
         self.check_model(name, exact=True)
-
-    async def list_models(self) -> list[ListedModel]:
-        """All models: loaded ones first, then others on disk, then models that are only known."""
-        return await self.models.listed()
 
     async def load_model(self) -> LoadInfo:
         """Load the model. Returns its description. Raises errors of the load."""

@@ -243,7 +243,9 @@ _FORMS: Mapping[str, Callable[[SamplingParams], Mapping[str, Any]]] = {
     "max_tokens": lambda p: {"max_tokens": p.max_tokens, "n_predict": p.max_tokens},
     "stop": lambda p: {"stop": list(p.stop)},
     "logit_bias": lambda p: {"logit_bias": _shown_biases(p.logit_bias)},
-    "infill_sampling": lambda p: {"samplers": _samplers(p.infill_sampling)},
+    "infill_sampling": lambda p: {
+        "samplers": [n for i, n in STEP_NAMES.items() if i in DEFAULT_STEPS or p.infill_sampling]
+    },
     "logprobs": lambda p: {"n_probs": p.logprobs or 0},
     "grammar": lambda p: {"grammar": p.grammar or ""},
 }
@@ -266,11 +268,6 @@ def generation_settings(
 
 def _shown_biases(biases: Mapping[int, float]) -> list[JsonObject]:
     return [{"token": token, "bias": None if bias == -math.inf else bias} for token, bias in biases.items()]
-
-
-def _samplers(infill: bool) -> list[str]:
-    """The names of the steps. infill: whether that step is among them."""
-    return [name for letter, name in STEP_NAMES.items() if letter in DEFAULT_STEPS or infill]
 
 
 def native_answer(
@@ -299,14 +296,8 @@ def native_answer(
         "prompt": end.prompt,
         "has_new_line": "\n" in choice.text,
         "truncated": end.reason == "context",
-        "stop_type": _stop_type(end),
+        "stop_type": "limit" if end.reason != "stop" else "eos" if end.stop_string is None else "word",
         "stopping_word": end.stop_string or "",
         "tokens_cached": max(0, choice.start.n_prompt + stats.n_predict - 1),
         "timings": timings([stats]),
     }
-
-
-def _stop_type(end: End) -> str:
-    if end.reason != "stop":
-        return "limit"
-    return "eos" if end.stop_string is None else "word"

@@ -33,7 +33,7 @@ from specllama.server.dialects.shared.fields import (
     renamed,
     with_options,
 )
-from specllama.server.dialects.shared.structured import RestrictingField, StructuredFields
+from specllama.server.dialects.shared.structured import Restriction, StructuredFields
 from specllama.server.dialects.shared.writer import AnswerOptions
 from specllama.server.http.body import MAX_VALUES
 
@@ -280,10 +280,10 @@ class ParameterReader(ParameterFields):
             raise FieldError(message, field if error.option in params else None) from None
         return params
 
-    def restricting_parameters(self) -> list[RestrictingField]:
+    def restricting_parameters(self) -> list[Restriction]:
         """The parameters that restrict the text."""
         values = ((name, getattr(self, name)) for name in ("json_schema", "grammar"))
-        return [RestrictingField(name, {name: value}) for name, value in values if value is not None]
+        return [Restriction(name, {name: value}) for name, value in values if value is not None]
 
     def _text_biases(self) -> dict[str, float]:
         """Biases of `logit_bias` keyed by text, as in protocol.Generate. Raises FieldError."""
@@ -457,7 +457,7 @@ class SamplingFields(ParameterReader, GenerationFields):
     def expected_context(self) -> int:
         return self.num_ctx or 0
 
-    def _parameters(self) -> list[RestrictingField]:
+    def _parameters(self) -> list[Restriction]:
         return self.restricting_parameters()
 
 
@@ -470,17 +470,11 @@ _OPTIONS = (
 def _read(name: str, value: Any) -> Any:
     """A field's value in the form of SamplingParams, None for the default."""
     if name == "seed":
-        return None if value == -1 else seed_of(value)
+        # A negative one is mapped below 2^53: programs whose numbers are all floats send it back.
+        return None if value == -1 else value % 2**53 if value < 0 else value
     if name == "logit_bias":
         return {token: bias for token, bias in _biases(value).items() if not _is_text(token)}
     return value
-
-
-def seed_of(value: int) -> int:
-    """A seed in the form of the engine. A negative one is mapped below 2^53: answers report it, and
-    programs whose numbers are all floats send it back.
-    """
-    return value if value >= 0 else value % 2**53
 
 
 def first(*values: Any) -> Any:

@@ -22,13 +22,13 @@ ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 
 
 @dataclass(frozen=True, slots=True)
-class RestrictingField:
-    """A field that restricts the text. path: its path in the body. params: the parameter that it sets.
-    strict: unsupported parts of a schema are errors.
+class Restriction:
+    """A restriction of the text. path: of the field that sets it, "" for none. params: the parameter that it
+    sets. strict: unsupported parts of a schema are errors.
     """
 
-    path: str
-    params: Mapping[str, Any]
+    path: str = ""
+    params: Mapping[str, Any] = field(default_factory=dict)
     strict: bool = False
 
     @classmethod
@@ -43,36 +43,23 @@ class RestrictingField:
         """
         return "grammar" not in self.params and self.path != "json_schema"
 
-
-@dataclass(frozen=True, slots=True)
-class Restriction:
-    """path: of the field in the body, "" without a restriction. params: the parameter that it sets.
-    strict: unsupported parts of a schema are errors.
-    """
-
-    path: str = ""
-    params: Mapping[str, Any] = field(default_factory=dict)
-    strict: bool = False
-
     @property
     def fields(self) -> dict[str, str]:
         """The field's path by the name of the parameter, for errors of the engine."""
         return dict.fromkeys(self.params, self.path)
 
 
-def restriction(given: Sequence[RestrictingField], own: str, has_tools: bool) -> Restriction:
+def only_restriction(given: Sequence[Restriction], own: str, has_tools: bool) -> Restriction:
     """The only restriction of a request. own: the API's own field. Raises FieldError for two
     restrictions, and for a grammar together with tools.
     """
     if len(given) > 1:
         first, second = given[0].path, given[1].path
         raise FieldError(f"{first} and {second} are both given; only one can be", first.partition(".")[0])
-    if not given:
-        return Restriction()
-    one = given[0]
-    if has_tools and not one.goes_with_tools:
+    one = given[0] if given else Restriction()
+    if given and has_tools and not one.goes_with_tools:
         raise FieldError(f"tools and {one.path} are both given; {own} goes with tools", one.path)
-    return Restriction(one.path, one.params, one.strict)
+    return one
 
 
 # Fields of all APIs that set the form of an answer: JSON, or JSON of a schema.
@@ -130,7 +117,7 @@ class ResponseFormat(Body):
         fields = {".json_schema.schema": nested, ".schema": self.schema_, ".value": self.value}
         return [(field, schema) for field, schema in fields.items() if schema is not None]
 
-    def restriction(self, path: str) -> RestrictingField | None:
+    def restriction(self, path: str) -> Restriction | None:
         """The restriction of the text, None for free text. path: its field. Raises FieldError."""
         field, schema = next(iter(self._schemas), ("", ANY_OBJECT))
         if self.type == "text":
@@ -141,7 +128,7 @@ class ResponseFormat(Body):
         if not field and self.type == "json_schema":
             raise FieldError(f"{path}.schema is missing", f"{path}.schema")
         strict = self.strict or (self.json_schema is not None and self.json_schema.strict)
-        return RestrictingField.of(f"{path}{field}", schema, strict)
+        return Restriction.of(f"{path}{field}", schema, strict)
 
     def echo(self) -> JsonObject:
         """The format as repeated in answers of /v1/responses."""
@@ -218,7 +205,7 @@ class FormFields(NestedFields):
     output_format: Annotated[ResponseFormat | None, only(_is_object)] = None
     format: Annotated[Format | None, only(lambda value: value == "json" or _is_object(value))] = None
 
-    def forms(self) -> list[RestrictingField]:
+    def forms(self) -> list[Restriction]:
         """The restrictions set by the fields. Raises FieldError."""
         places = {
             "response_format": self.response_format,
@@ -231,7 +218,7 @@ class FormFields(NestedFields):
             forms.append(self.format.restriction("format"))
         elif self.format not in (None, ""):
             schema = self.format if isinstance(self.format, dict) else ANY_OBJECT
-            forms.append(RestrictingField.of("format", schema))
+            forms.append(Restriction.of("format", schema))
         return [one for one in forms if one is not None]
 
 
@@ -276,18 +263,18 @@ class StructuredFields(FormFields):
     @property
     def limits(self) -> Restriction:
         """The restriction of the text. Raises FieldError for two restrictions and for invalid JSON."""
-        return restriction(
+        return only_restriction(
             [*self.forms(), *self._parameters(), *self._structures()], self.own_form, self.has_tools
         )
 
-    def _parameters(self) -> list[RestrictingField]:
+    def _parameters(self) -> list[Restriction]:
         """Sampling parameters that restrict the text."""
         return []
 
-    def _structures(self) -> list[RestrictingField]:
+    def _structures(self) -> list[Restriction]:
         """Restrictions by vLLM's fields. Raises FieldError."""
         restrictions = [
-            RestrictingField(field, _KINDS[kind](field, value))
+            Restriction(field, _KINDS[kind](field, value))
             for field, kind, value in self._given()
             if value not in (None, False, "", [])
         ]

@@ -10,7 +10,7 @@ import pytest
 from specllama.client import protocol
 from specllama.server.dialects.anthropic.request import MessagesRequest
 from specllama.server.dialects.ollama.requests import OllamaChatRequest
-from specllama.server.dialects.openai.chat import ChatRequest
+from specllama.server.dialects.openai.completions import ChatRequest
 from specllama.server.dialects.openai.responses.request import ResponsesRequest
 from specllama.server.dialects.shared.fields import checked
 from tests.support.conversation_table import CONTINUED, SIXTY

@@ -12,8 +12,7 @@ from specllama.client import protocol
 from specllama.server.dialects.anthropic.request import MessagesRequest
 from specllama.server.dialects.llama_server.completion import InfillRequest, NativeRequest
 from specllama.server.dialects.ollama.requests import OllamaChatRequest, OllamaGenerateRequest
-from specllama.server.dialects.openai.chat import ChatRequest
-from specllama.server.dialects.openai.completions import CompletionRequest
+from specllama.server.dialects.openai.completions import ChatRequest, CompletionRequest
 from specllama.server.dialects.openai.responses.request import ResponsesRequest
 from specllama.server.dialects.shared.fields import MAX_NAMED, FieldError, checked
 

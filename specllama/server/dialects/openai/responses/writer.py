@@ -14,8 +14,8 @@ from types import MappingProxyType
 from specllama.client.protocol import PositionLogprobs
 from specllama.errors import SpecllamaError
 from specllama.json_types import JsonObject
+from specllama.server.dialects.openai.completions import response_usage
 from specllama.server.dialects.openai.responses.request import name_only
-from specllama.server.dialects.openai.writer import response_usage
 from specllama.server.dialects.shared.figures import described, prompt_progress, running_timings, trace_of
 from specllama.server.dialects.shared.writer import AnswerOptions, AnswerWriter, error_body, named_event
 from specllama.server.events import (

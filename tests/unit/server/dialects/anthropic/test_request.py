@@ -22,7 +22,7 @@ from specllama.errors import (
 )
 from specllama.server.app import ERRORS
 from specllama.server.dialects.anthropic.request import CountRequest, MessagesRequest
-from specllama.server.dialects.anthropic.writer import error_body
+from specllama.server.dialects.anthropic.routes import error_body
 from specllama.server.dialects.shared.fields import FieldError, checked
 from specllama.server.http.errors import BodyTooLargeError, BodyTooSlowError, MethodError, WrongOriginError
 
