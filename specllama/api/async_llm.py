@@ -7,7 +7,6 @@ import contextlib
 import threading
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
@@ -48,16 +47,12 @@ class AsyncInbox:
 
     def start(self, client: EngineClient) -> None:
         """Submit the request."""
-        for completion in () if self._aborted else self.request.completions:
+        if not self._aborted:
+            self._submitted = self.request.submit(client, self._deliver)
 
-            def deliver(
-                message: protocol.Message | SpecllamaError, completion: PendingCompletion = completion
-            ) -> None:
-                with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits for the message
-                    self._loop.call_soon_threadsafe(self._inbox.put_nowait, (completion, message))
-
-            completion.message = replace(completion.message, id=client.next_id())
-            self._submitted.append(client.submit(completion.message, deliver))
+    def _deliver(self, completion: PendingCompletion, message: protocol.Message | SpecllamaError) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits for the message
+            self._loop.call_soon_threadsafe(self._inbox.put_nowait, (completion, message))
 
     async def take(self) -> list[protocol.SequenceDelta]:
         """Wait for deltas and return all that have arrived. Raises the engine's errors."""

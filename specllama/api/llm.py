@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -21,7 +21,7 @@ from specllama.api.prompts import (
 from specllama.api.tokenizer import Tokenizer
 from specllama.calls import history
 from specllama.client import protocol
-from specllama.client.client import EngineClient, Submission
+from specllama.client.client import Submission
 from specllama.errors import SpecllamaError
 from specllama.text.prompt_parts import template_variables
 
@@ -131,7 +131,7 @@ class LLM(BaseLLM):
         submitted: list[Submission] = []
         try:
             for request in requests:
-                _submit(client, request, inbox, submitted)
+                submitted += request.submit(client, partial(_deliver, inbox, request))
             left = len(submitted)
             while left:
                 request, completion, message = inbox.get()
@@ -152,7 +152,7 @@ class LLM(BaseLLM):
         inbox = _Inbox()
         submitted: list[Submission] = []
         try:
-            _submit(self._engine.client(), request, inbox, submitted)
+            submitted = request.submit(self._engine.client(), partial(_deliver, inbox, request))
             while not request.finished:
                 _, completion, message = inbox.get()
                 if isinstance(message, SpecllamaError):
@@ -173,18 +173,13 @@ def _progress_bar(use_tqdm: bool | Callable[..., Any], n: int) -> Any:
     return use_tqdm(total=n, desc="Processed prompts") if callable(use_tqdm) else None
 
 
-def _submit(
-    client: EngineClient, request: PendingRequest, inbox: _Inbox, submitted: list[Submission]
+def _deliver(
+    inbox: _Inbox,
+    request: PendingRequest,
+    completion: PendingCompletion,
+    message: protocol.Message | SpecllamaError,
 ) -> None:
-    for completion in request.completions:
-
-        def deliver(
-            message: protocol.Message | SpecllamaError, completion: PendingCompletion = completion
-        ) -> None:
-            inbox.put((request, completion, message))
-
-        completion.message = replace(completion.message, id=client.next_id())
-        submitted.append(client.submit(completion.message, deliver))
+    inbox.put((request, completion, message))
 
 
 def _named(

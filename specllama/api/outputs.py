@@ -5,16 +5,19 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Literal
 
 from specllama.api.prompts import PromptSource
 from specllama.calls.scanner import CallReader
 from specllama.calls.tools import Tools
 from specllama.client import protocol
+from specllama.client.client import EngineClient, Submission
 from specllama.client.stream import GenerationResult, join
 from specllama.core.gain import PlainRate, PlainSource, gain
 from specllama.core.stats import RunStats
+from specllama.errors import SpecllamaError
 from specllama.json_types import JsonObject
 
 NOT_MEASURED = PlainRate(None, "none", 0)
@@ -261,6 +264,18 @@ class PendingRequest:
     @property
     def finished(self) -> bool:
         return all(completion.result.done is not None for completion in self.completions)
+
+    def submit(
+        self,
+        client: EngineClient,
+        deliver: Callable[[PendingCompletion, protocol.Message | SpecllamaError], None],
+    ) -> list[Submission]:
+        """Submit the texts. deliver: gets the messages about each, in the client's thread."""
+        submitted = []
+        for one in self.completions:
+            one.message = replace(one.message, id=client.next_id())
+            submitted.append(client.submit(one.message, partial(deliver, one)))
+        return submitted
 
     def cancel(self) -> None:
         """End a request that never reached the engine."""

@@ -10,10 +10,10 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Literal
 
-from specllama.calls.scanner import ArgumentsPiece, CallReader, OpenPiece, Piece, TextPiece, ThoughtPiece
+from specllama.calls.scanner import ArgumentsPiece, CallReader, OpenPiece, TextPiece, ThoughtPiece
 from specllama.client import protocol
 from specllama.client.protocol import PositionLogprobs
-from specllama.client.stream import GenerationResult
+from specllama.client.stream import GenerationResult, PieceReader
 from specllama.errors import EngineError
 from specllama.server.events import (
     CallArgs,
@@ -30,7 +30,6 @@ from specllama.server.events import (
     TextEvent,
     random_key,
 )
-from specllama.text.reasoning import ReasoningPiece, ReasoningSplitter
 
 # Assigns characters of an output to the tokens that generated them, so that per-token figures stay with their
 # text.
@@ -131,7 +130,7 @@ class EventAssembler:
         self.index, self.prompt = index, prompt
         self._reader, self._n_calls = reader, 0
         self._splits, self._continues, self._end_ids = splits, continues, end_ids
-        self._splitter = ReasoningSplitter(off=True)
+        self._pieces = PieceReader(off=True)
         self._result = GenerationResult()
         self._spans: TokenSpans | None = None  # of the tokens with logprobs
         self._end_logprobs: list[protocol.PositionLogprobs] = []  # of end tokens
@@ -141,7 +140,7 @@ class EventAssembler:
         self._first_token = 0.0
         self._ids: list[int] = []  # of tokens since the last event
         self.ends_early = self._started = False
-        self._has_text = self._has_reasoning = False
+        self._has_reasoning = False
         self._ends_with_text = True  # no reasoning and no call after it so far
         self._n_before_text = 0
 
@@ -157,7 +156,7 @@ class EventAssembler:
 
     def _with_tags(self, event: Event) -> Iterator[Event]:
         """An event as the format of the reasoning demands; reasoning is text between its tags too."""
-        opening, closing = self._splitter.tags
+        opening, closing = self._pieces.tags
         if isinstance(event, Reasoning):
             if self._format == "deepseek-legacy":
                 yield event
@@ -176,7 +175,7 @@ class EventAssembler:
         if isinstance(message, protocol.Started):
             self._last, self._started = now, True
             off = not self._splits or (self._continues and not message.closing_tag)
-            self._splitter = ReasoningSplitter(message.closing_tag if self._splits else "", off)
+            self._pieces = PieceReader(self._reader, message.closing_tag if self._splits else "", off)
             seed, params = self._result.seed, message.params
             return [Start(self.index, self.prompt, message.n_prompt, seed, params)]
         if isinstance(message, protocol.Prefilled) and self._progress_asked:
@@ -209,8 +208,8 @@ class EventAssembler:
             ends = [entry for entry in delta.logprobs if entry.chosen.id in self._end_ids]
             self._end_logprobs += ends
             self._spans.push([entry for entry in delta.logprobs if entry.chosen.id not in self._end_ids])
-        events = self._events(self._split(delta))
-        if not self._has_text:
+        events = self._events(delta)
+        if not self._pieces.has_text:
             self._n_before_text = len(self._result.ids)
         return events
 
@@ -221,9 +220,7 @@ class EventAssembler:
                 raise EngineError("the generation was ended before it was complete")
             reason = "length"
         events: list[Event] = [] if self._started else [Start(self.index, self.prompt, 0, 0)]
-        events += self._events(self._split(delta) + self._splitter.finish())
-        if self._reader is not None:
-            events += self._read(self._reader.finish())
+        events += self._events(delta, last=True)
         n_reasoning = self._n_before_text if self._has_reasoning else 0
         plain = self._result.plain
         ids = self._take_ids()
@@ -237,10 +234,6 @@ class EventAssembler:
         if len(self._rounds) < 2:
             return self._rounds[0] if self._rounds else None
         return replace(self._rounds[-1], earlier=tuple(self._rounds[:-1]))
-
-    def _split(self, delta: protocol.SequenceDelta) -> list[ReasoningPiece]:
-        runs = self._spans.label(delta.runs) if self._spans is not None else delta.runs
-        return self._splitter.push(delta.text, runs)
 
     def _take_ids(self) -> list[int]:
         ids, self._ids = self._ids, []
@@ -263,44 +256,27 @@ class EventAssembler:
                 del self._ids[: len(ids)]
         return TextEvent(self.index, text, runs, logprobs, self._round, ids)
 
-    def _events(self, pieces: list[ReasoningPiece]) -> list[Event]:
+    def _events(self, delta: protocol.SequenceDelta, last: bool = False) -> list[Event]:
+        """Events for the next text. last: it is the end of the answer."""
+        runs = self._spans.label(delta.runs) if self._spans is not None else delta.runs
         events: list[Event] = []
-        for piece in pieces:
-            if piece.reasoning:
-                events.append(self._reasoning(piece))
-            elif self._reader is not None:
-                self._has_text = True
-                events += self._read(self._reader.push(piece.text, piece.runs))
-                continue
-            else:
-                self._has_text = True
-                events.append(self._text(piece.text, piece.runs))
-            self._rounds.clear()  # only the first event of a round has it
-        return events
-
-    def _reasoning(self, piece: ReasoningPiece | ThoughtPiece) -> Reasoning:
-        self._has_reasoning, self._ends_with_text = True, False
-        self._ids.clear()
-        return Reasoning(self.index, piece.text, self._plain_runs(piece.runs), self._round)
-
-    def _read(self, pieces: Sequence[Piece]) -> list[Event]:
-        """Events for the pieces that the call reader has found."""
-        events: list[Event] = []
-        for piece in pieces:
+        for piece in self._pieces.push(delta.text, runs, last):
             if isinstance(piece, TextPiece):
                 events.append(self._text(piece.text, piece.runs))
             elif isinstance(piece, ThoughtPiece):
-                self._has_text = False
-                events.append(self._reasoning(piece))
+                self._has_reasoning, self._ends_with_text = True, False
+                self._ids.clear()
+                thought = self._plain_runs(piece.runs)
+                events.append(Reasoning(self.index, piece.text, thought, self._round))
             elif isinstance(piece, OpenPiece):
                 self._ends_with_text = False
                 events.append(CallOpen(self.index, self._n_calls, random_key(), piece.name, self._round))
                 self._n_calls += 1
             elif isinstance(piece, ArgumentsPiece):
-                runs = self._plain_runs(piece.runs)
-                events.append(CallArgs(self.index, self._n_calls - 1, piece.text, runs, self._round))
+                call, plain = self._n_calls - 1, self._plain_runs(piece.runs)
+                events.append(CallArgs(self.index, call, piece.text, plain, self._round))
             else:
                 events.append(CallClose(self.index, self._n_calls - 1))
                 continue
-            self._rounds.clear()
+            self._rounds.clear()  # only the first event of a round has it
         return events

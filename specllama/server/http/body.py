@@ -8,7 +8,7 @@ import json
 import re
 import zlib
 from collections.abc import Callable
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 
@@ -20,25 +20,11 @@ from specllama.server.http.errors import BodyTooLargeError, BodyTooSlowError, Me
 # Decodes compressed bodies as they arrive, within a size limit.
 
 
-class _Decompressor(Protocol):
-    @property
-    def eof(self) -> bool: ...
-
-    @property
-    def unused_data(self) -> bytes: ...
-
-    def decompress(self, data: bytes, max_length: int, /) -> bytes: ...
-
-
-def _zstd() -> Any:
-    """Python's own module, None before Python 3.14."""
-    try:
-        return importlib.import_module("compression.zstd")
-    except ImportError:
-        return None
-
-
-_ZSTD = _zstd()
+try:
+    _ZSTD: Any = importlib.import_module("compression.zstd")  # Python 3.14 has it
+except ImportError:
+    _ZSTD = None
+_DECODING_ERRORS: tuple[type[Exception], ...] = (zlib.error, *([_ZSTD.ZstdError] if _ZSTD else []))
 KNOWN = ("gzip", "deflate", *(("zstd",) if _ZSTD is not None else ()))
 
 
@@ -68,9 +54,7 @@ class Decoder:
                 self._inner = self._new()
             try:
                 part = self._inner.decompress(data, self._most + 1 - self._size)
-            except Exception as error:
-                if not isinstance(error, (zlib.error, *_errors())):
-                    raise
+            except _DECODING_ERRORS as error:
                 raise UsageError(f"the body is not {self._name}: {error}") from None
             decoded += part
             self._size += len(part)
@@ -82,15 +66,10 @@ class Decoder:
         if self._inner is not None and self._size <= self._most and not self._inner.eof:
             raise UsageError(f"the body is not {self._name}: it ends too early")
 
-    def _new(self) -> _Decompressor:
+    def _new(self) -> Any:
         if self._name == "zstd":
-            decompressor: _Decompressor = _ZSTD.ZstdDecompressor()
-            return decompressor
+            return _ZSTD.ZstdDecompressor()
         return zlib.decompressobj(zlib.MAX_WBITS | 32)  # of gzip and of zlib
-
-
-def _errors() -> tuple[type[Exception], ...]:
-    return (_ZSTD.ZstdError,) if _ZSTD is not None else ()
 
 
 MAX_DEPTH = 64

@@ -130,14 +130,12 @@ def _capabilities(info: LoadInfo) -> dict[str, bool]:
     template suffices.
     """
     works = info.template_works
+    features = (
+        "string_content", "typed_content", "system_role", "tools", "tool_calls", "parallel_tool_calls",
+        "object_arguments",
+    )  # fmt: skip
     return {
-        "supports_string_content": works,
-        "supports_typed_content": works,
-        "supports_system_role": works,
-        "supports_tools": works,
-        "supports_tool_calls": works,
-        "supports_parallel_tool_calls": works,
-        "supports_object_arguments": works,
+        **{f"supports_{name}": works for name in features},
         "supports_preserve_reasoning": works and info.details.template_reasons,
         "supports_reasoning_effort": "reasoning_effort" in info.template,
     }
@@ -275,21 +273,13 @@ async def _check_slot(api: ApiRequest, slot: int) -> None:
 
 
 def _shown(action: str, slot: int, name: str, done: protocol.SlotDone) -> JsonObject:
-    milliseconds = 1000 * done.seconds
-    if action == "save":
-        return {
-            "id_slot": slot,
-            "filename": name,
-            "n_saved": done.n_tokens,
-            "n_written": done.n_bytes,
-            "timings": {"save_ms": milliseconds},
-        }
+    tokens, n_bytes = ("n_saved", "n_written") if action == "save" else ("n_restored", "n_read")
     return {
         "id_slot": slot,
         "filename": name,
-        "n_restored": done.n_tokens,
-        "n_read": done.n_bytes,
-        "timings": {"restore_ms": milliseconds},
+        tokens: done.n_tokens,
+        n_bytes: done.n_bytes,
+        "timings": {f"{action}_ms": 1000 * done.seconds},
     }
 
 
@@ -432,31 +422,23 @@ class ModelRequest(RequestBody):
 
 async def load(api: ApiRequest) -> Response:
     """Answers when the model is loaded."""
-    body = await api.body(ModelRequest)
-    api.check_model(body.model, exact=True)
+    api.check_model((await api.body(ModelRequest)).model, exact=True)
     await api.load_model()
     return JSONResponse({"success": True})
 
 
 async def unload(api: ApiRequest) -> Response:
     """Running requests finish first."""
-    body = await api.body(ModelRequest)
-    api.check_model(body.model, exact=True)
+    api.check_model((await api.body(ModelRequest)).model, exact=True)
     api.unload_model()
     return JSONResponse({"success": True})
 
 
-async def pull(api: ApiRequest) -> Response:
-    """Answers at once; the list of models shows the progress."""
-    body = await api.body(ModelRequest)
-    api.pull_model(body.model, stop=False)
-    return JSONResponse({"success": True})
-
-
-async def stop_pull(api: ApiRequest) -> Response:
-    """Bytes received are kept, and a later download resumes."""
-    body = await api.body(ModelRequest)
-    api.pull_model(body.model, stop=True)
+async def pull(api: ApiRequest, stop: bool = False) -> Response:
+    """Answers at once; the list of models shows the progress. Bytes received before a stop are kept, and a
+    later download resumes.
+    """
+    api.pull_model((await api.body(ModelRequest)).model, stop)
     return JSONResponse({"success": True})
 
 
@@ -508,7 +490,7 @@ DIALECT = Dialect(
         ApiRoute("POST", "/models/load", load, "Load a model", ModelRequest),
         ApiRoute("POST", "/models/unload", unload, "Unload a model", ModelRequest),
         ApiRoute("POST", "/models/pull", pull, "Download a known model", ModelRequest),
-        ApiRoute("POST", "/models/pull/stop", stop_pull, "End that", ModelRequest),
+        ApiRoute("POST", "/models/pull/stop", partial(pull, stop=True), "End that", ModelRequest),
         ApiRoute("POST", "/slots/{slot}", act, "Save, restore or erase a slot", SlotFileRequest),
         *(ApiRoute(*at, _refusing(UnsupportedError(reason))) for at, reason in UNSUPPORTED.items()),
     ),

@@ -286,7 +286,9 @@ class EarlierCalls:
         self._names: dict[str, str] = {}  # of the latest call with an id
         self._open: dict[int, tuple[str, str]] = {}  # calls without a result by number: id and name
         self._by_id: defaultdict[str, deque[int]] = defaultdict(deque)
-        self._all, self._without_id = _Queues(), _Queues()
+        # Numbers of calls by name; None: of all.
+        self._all: defaultdict[str | None, deque[int]] = defaultdict(deque)
+        self._without_id: defaultdict[str | None, deque[int]] = defaultdict(deque)
 
     def begin_turn(self) -> None:
         """Begin another answer: clients may restart their ids with each."""
@@ -301,7 +303,8 @@ class EarlierCalls:
         self._open[self._n] = call_id, name
         self._by_id[call_id].append(self._n)
         for queues in (self._all, self._without_id) if id_ is None else (self._all,):
-            queues.add(self._n, name)
+            queues[name].append(self._n)
+            queues[None].append(self._n)
         return call_id
 
     def answered(self, id_: str | None, name: str | None) -> tuple[str, str] | None:
@@ -311,9 +314,9 @@ class EarlierCalls:
         matches none stands for itself if there are any calls. None: no such call.
         """
         if id_ is not None:
-            call = self._first(self._by_id[id_]) or self._first(*self._without_id.of(name))
+            call = self._first(self._by_id[id_]) or self._first(self._without_id[name])
             return call or ((id_, self._names[id_]) if id_ in self._names else None)
-        call = self._first(*self._without_id.of(name), *self._all.of(name))
+        call = self._first(self._without_id[name], self._all[name])
         return call or ((self._new_id(None), name or "") if self._names else None)
 
     def _first(self, *queues: deque[int]) -> tuple[str, str] | None:
@@ -327,22 +330,6 @@ class EarlierCalls:
     def _new_id(self, id_: str | None) -> str:
         self._n += 1
         return id_ or f"call{self._n:05d}"
-
-
-class _Queues:
-    """Numbers of calls, in order and by tool name."""
-
-    def __init__(self) -> None:
-        self._in_order = deque[int]()
-        self._by_name: defaultdict[str | None, deque[int]] = defaultdict(deque)
-
-    def add(self, number: int, name: str) -> None:
-        self._in_order.append(number)
-        self._by_name[name].append(number)
-
-    def of(self, name: str | None) -> list[deque[int]]:
-        """The queues to search for the call of a result with this name."""
-        return [self._by_name[name], *([self._in_order] if name is None else [])]
 
 
 class CallArguments:

@@ -53,48 +53,27 @@ _NO_EFFECT = frozenset(
 )  # fmt: skip
 """Fields that have no effect here and are not named, since clients send them with every request."""
 _OFF: Mapping[str, tuple[Any, ...]] = {
-    "messages": ([],),  # conversations and prompts of other APIs
-    "prompt": ("", []),
-    "input": ("", []),
-    "instructions": ("",),
-    "system": ("", []),
-    "images": ([],),
-    "tools": ([],),
-    "functions": ([],),
-    "tool_choice": ("none", "auto"),
-    "function_call": ("none", "auto"),
+    # Conversations and prompts of other APIs.
+    **dict.fromkeys(("messages", "images", "tools", "functions"), ([],)),
+    **dict.fromkeys(("prompt", "input", "system"), ("", [])),
+    **dict.fromkeys(("instructions", "suffix", "chat_template", "template"), ("",)),
+    **dict.fromkeys(("tool_choice", "function_call"), ("none", "auto")),
     "parallel_tool_calls": (True, False),
     "modalities": (["text"],),
-    "suffix": ("",),
-    "echo": (False,),
-    "use_beam_search": (False,),
-    "length_penalty": (1,),
-    "min_keep": (0,),
-    "include_stop_str_in_output": (False,),
-    "add_special_tokens": (True,),
-    "truncate_prompt_tokens": (-1,),
-    "bad_words": ([],),
-    "allowed_token_ids": ([],),
-    "logits_processors": ([],),
-    "documents": ([],),
-    "chat_template": ("",),
-    "template": ("",),
-    "web_search_options": (),
-    "post_sampling_probs": (False,),
-    "mirostat": (0,),
-    "typical_p": (1,),
-    "typ_p": (1,),
-    "tfs_z": (1,),
-    "top_a": (0,),
-    "xtc_probability": (0,),
-    "dry_multiplier": (0,),
+    "reasoning_format": ("auto", "none", "deepseek", "deepseek-legacy"),  # texts are not split
+    **dict.fromkeys(("add_generation_prompt", "continue_final_message", "parse_tool_calls"), (True,)),
+    # How a text is made.
+    **dict.fromkeys(("bad_words", "allowed_token_ids", "logits_processors", "documents", "lora"), ([],)),
+    **dict.fromkeys(
+        ("echo", "use_beam_search", "include_stop_str_in_output", "post_sampling_probs"), (False,)
+    ),
+    **dict.fromkeys(("length_penalty", "typical_p", "typ_p", "tfs_z"), (1,)),
+    **dict.fromkeys(("min_keep", "mirostat", "top_a", "xtc_probability", "dry_multiplier"), (0,)),
     "dynatemp_range": (0,),
     "grammar_lazy": (False,),
-    "parse_tool_calls": (True,),
-    "reasoning_format": ("auto", "none", "deepseek", "deepseek-legacy"),  # texts are not split
-    "add_generation_prompt": (True,),
-    "continue_final_message": (True,),
-    "lora": ([],),
+    "add_special_tokens": (True,),
+    "truncate_prompt_tokens": (-1,),
+    "web_search_options": (),
 }
 """Fields that are not supported, with the values that would change nothing."""
 _OFF_UP_TO: Mapping[str, float] = {"top_n_sigma": 0, "adaptive_target": -1e-6}
