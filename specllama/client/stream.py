@@ -1,72 +1,19 @@
 """Folds the engine's messages about one generation into its result.
 
-Separates reasoning, text and tool calls while they arrive. Knows nothing about processes, threads or output.
+Knows nothing about processes, threads or output.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from specllama.calls.scanner import (
-    ArgumentsPiece,
-    CallReader,
-    ClosePiece,
-    OpenPiece,
-    Piece,
-    ReadCall,
-    TextPiece,
-    ThoughtPiece,
-)
+from specllama.calls.collector import CallCollector
+from specllama.calls.scanner import CallReader, ReadCall, TextPiece
 from specllama.client import protocol
 from specllama.core.gain import PlainRate, plain_rate
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.stats import RunStats
-from specllama.text.detokenizer import Runs
-from specllama.text.reasoning import CLOSING, OPENING, ReasoningSplitter
-
-
-class PieceReader:
-    """Separates the pieces of one answer: reasoning, text, and the calls that `reader` finds, None for none.
-
-    closing_tag, off: see ReasoningSplitter. keep_tags: reasoning in tags is text, with its tags. tags: around
-    the reasoning. has_text: whether text has begun after the latest reasoning.
-    """
-
-    def __init__(
-        self,
-        reader: CallReader | None = None,
-        closing_tag: str = "",
-        off: bool = False,
-        keep_tags: bool = False,
-    ) -> None:
-        self._reader, self._splitter = reader, ReasoningSplitter(closing_tag, off, keep_tags)
-        self._keep_tags, self.has_text = keep_tags, False
-
-    @property
-    def tags(self) -> tuple[str, str]:
-        return self._splitter.tags
-
-    def push(self, text: str, runs: Runs, last: bool = False) -> list[Piece]:
-        """Add text; returns the pieces that are certain by now. last: it is the end of the answer."""
-        pieces: list[Piece] = []
-        for one in self._splitter.push(text, runs) + (self._splitter.finish() if last else []):
-            if one.reasoning:
-                kind = TextPiece if self._keep_tags else ThoughtPiece
-                pieces.append(kind(one.text, one.runs))
-                continue
-            self.has_text = True
-            if self._reader is None:
-                pieces.append(TextPiece(one.text, one.runs))
-            else:
-                pieces += self._found(self._reader.push(one.text, one.runs))
-        if last and self._reader is not None:
-            pieces += self._found(self._reader.finish())
-        return pieces
-
-    def _found(self, pieces: list[Piece]) -> list[Piece]:
-        self.has_text = self.has_text and not any(isinstance(piece, ThoughtPiece) for piece in pieces)
-        return pieces
 
 
 @dataclass(slots=True)
@@ -77,7 +24,7 @@ class GenerationResult:
     "" if there is none. ids: of all tokens, including the end token. logprobs: one entry per token, empty if
     not requested. n_drafted, n_accept: draft tokens verified, and accepted. done: the last message, None
     before the end. reader: finds tool calls and reasoning in channels, which the text then is without; None
-    where everything is text. calls: complete ones. prompt_ids, digest: as in Started.
+    where everything is text. prompt_ids, digest: as in Started.
     """
 
     reader: CallReader | None = None
@@ -92,11 +39,7 @@ class GenerationResult:
     done: protocol.Done | None = None
     prompt_ids: list[int] = field(default_factory=list)
     digest: str = ""
-
-    calls: list[ReadCall] = field(default_factory=list)
-    _pieces: PieceReader | None = None
-    _open: ReadCall | None = None
-    _in_channel: bool = False
+    _collector: CallCollector | None = None
 
     def add(self, message: protocol.Message) -> protocol.SequenceDelta | None:
         """Add a message of this generation. Returns the text and tokens that it adds, None for messages
@@ -107,7 +50,7 @@ class GenerationResult:
             self.closing_tag = message.closing_tag
             self.prompt_ids, self.digest = message.prompt_ids, message.digest
             if self.reader is not None:
-                self._pieces = PieceReader(self.reader, message.closing_tag, keep_tags=True)
+                self._collector = CallCollector(self.reader, message.closing_tag)
             return None
         if isinstance(message, protocol.Done):
             self.done = message
@@ -116,8 +59,8 @@ class GenerationResult:
             (delta,) = message.items
         else:
             return None
-        if self._pieces is not None:
-            piece = self._text_of(self._pieces.push(delta.text, delta.runs, last=self.done is not None))
+        if self._collector is not None:
+            piece = self._collector.push(delta.text, delta.runs, last=self.done is not None)
             delta = delta._replace(text=piece.text, runs=list(piece.runs))
         self.text += delta.text
         self.ids += delta.ids
@@ -126,33 +69,18 @@ class GenerationResult:
         self.n_accept += delta.accepted
         return delta
 
-    def _text_of(self, pieces: Iterable[Piece]) -> TextPiece:
-        """The text among the pieces, reasoning in channels with tags; complete calls are kept."""
-        texts: list[TextPiece | ThoughtPiece] = []
-        for piece in pieces:
-            thought = isinstance(piece, ThoughtPiece)
-            if thought is not self._in_channel:
-                self._in_channel = thought
-                tag = f"{OPENING}\n" if thought else f"\n{CLOSING}\n\n"
-                texts.append(TextPiece(tag, [(len(tag), "target")]))
-            if isinstance(piece, (TextPiece, ThoughtPiece)):
-                texts.append(piece)
-            elif isinstance(piece, OpenPiece):
-                self._open = ReadCall(piece.name)
-            elif isinstance(piece, ArgumentsPiece) and self._open is not None:
-                self._open.arguments += piece.text
-            elif isinstance(piece, ClosePiece) and self._open is not None:
-                self._open.complete = True
-                self.calls.append(self._open)
-        return TextPiece("".join(one.text for one in texts), [run for one in texts for run in one.runs])
-
     def release(self) -> TextPiece | None:
         """The text that the reader still holds back where no Done has come; None if there is none."""
-        if self._pieces is None or self.done is not None:
+        if self._collector is None or self.done is not None:
             return None
-        piece = self._text_of(self._pieces.push("", (), last=True))
+        piece = self._collector.push("", (), last=True)
         self.text += piece.text
         return piece if piece.text else None
+
+    @property
+    def calls(self) -> Sequence[ReadCall]:
+        """The complete tool calls so far."""
+        return self._collector.calls if self._collector is not None else ()
 
     @property
     def seed(self) -> int:

@@ -10,10 +10,11 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Literal
 
+from specllama.calls.collector import PieceReader
 from specllama.calls.scanner import ArgumentsPiece, CallReader, OpenPiece, TextPiece, ThoughtPiece
 from specllama.client import protocol
 from specllama.client.protocol import PositionLogprobs
-from specllama.client.stream import GenerationResult, PieceReader
+from specllama.client.stream import GenerationResult
 from specllama.errors import EngineError
 from specllama.server.events import (
     CallArgs,
