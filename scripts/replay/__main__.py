@@ -220,9 +220,9 @@ class TimedPlanner(Planner):
         return found
 
     def draft(
-        self, rooms: Mapping[int, int], seconds: float = math.inf, limits: RoundLimits = CHAINS
+        self, max_draft_len: Mapping[int, int], seconds: float = math.inf, limits: RoundLimits = CHAINS
     ) -> dict[int, Draft]:
-        drafts: dict[int, Draft] = self._timed(super().draft, rooms, seconds, limits)
+        drafts: dict[int, Draft] = self._timed(super().draft, max_draft_len, seconds, limits)
         return drafts
 
     def committed(self, seq_id: int, tokens: Sequence[int]) -> None:

@@ -1,4 +1,4 @@
-"""The decodes of the target: what fits into one, how many rows it has, and what gives way where the cache
+"""The decodes of the target: what fits into one, how many rows it has, and what is evicted where the cache
 is full.
 """
 
@@ -78,28 +78,28 @@ class TargetDecoder:
         return min((max_rows - len(active)) // len(active), per_batch, self.target.max_rollback)
 
     def limits(self, active: Sequence[Generation], limit: int) -> RoundLimits:
-        """What the round may have. limit: most draft tokens per generation. Where all decodes of a text have
+        """The limits of the round. limit: most draft tokens per generation. Where all decodes of a text have
         one width, rows depend on where their cells lie, so it has no branches.
         """
-        n_again = sum(len(g.history) - 1 - g.n_past for g in active)
+        n_recomputed = sum(len(g.history) - 1 - g.n_past for g in active)
         if any(g.exact_rows for g in active):
-            width = self._held_width(active, n_again)
+            width = self._held_width(active, n_recomputed)
             shadows = not any(g.alone or g.n_draft_max == 0 for g in active)
-            return RoundLimits(n_again=n_again, width=width, shadows=shadows)
+            return RoundLimits(n_recomputed=n_recomputed, width=width, shadows=shadows)
         n_branches = min(self.draft_tree, self.target.n_branches // len(active))
         if not n_branches:
-            return RoundLimits(n_again=n_again)
-        at_once = self.target.n_ubatch - len(active) - n_again
+            return RoundLimits(n_recomputed=n_recomputed)
+        at_once = self.target.n_ubatch - len(active) - n_recomputed
         n_tokens = min(limit, max(0, min(self._room(), at_once)) // len(active))
-        return RoundLimits(n_branches, n_tokens, n_again)
+        return RoundLimits(n_branches, n_tokens, n_recomputed)
 
-    def _held_width(self, active: Sequence[Generation], n_again: int) -> int:
+    def _held_width(self, active: Sequence[Generation], n_recomputed: int) -> int:
         """The rows of the decode: those of the text, or as many as the policy wants for several, where they
         fit.
         """
         if len(active) == 1 and (rows := active[0].exact_rows) is not None:
             return rows.width
-        n_rows, target = len(active) + n_again, self.target
+        n_rows, target = len(active) + n_recomputed, self.target
         most = min(target.n_outputs_max, target.n_batch, self._room(), n_rows + target.max_rollback)
         return max(n_rows, min(self.scheduler.policy.total_width(len(active)), most))
 

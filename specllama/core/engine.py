@@ -23,7 +23,7 @@ from specllama.core.exact import ExactRows
 from specllama.core.interfaces import BatchRow, Context, DecodeError, MaskError, NoRoomError
 from specllama.core.policy.base import CHAINS, Draft, Policy, Round, VerifyResult, matching
 from specllama.core.prefix.store import PrefixStore, Slot
-from specllama.core.prefix.stored import StoredText
+from specllama.core.prefix.stored import CachedSequence
 from specllama.core.sampling.sampler import KeyedSampler
 from specllama.core.scheduler import Scheduler
 from specllama.core.sequence import FinishReason, Generation, Request
@@ -82,7 +82,7 @@ class Engine:
 
     @property
     def policy(self) -> Policy:
-        """What to draft; another one may be set between generations."""
+        """Decides what to draft; another one may be set between generations."""
         return self.scheduler.policy
 
     @policy.setter
@@ -118,7 +118,7 @@ class Engine:
         """Seconds of a row of a prompt, None before one was evaluated."""
         return self.scheduler.chunk_size.row_seconds
 
-    def submit(self, request: Request, stored: StoredText | None = None) -> Generation:
+    def submit(self, request: Request, stored: CachedSequence | None = None) -> Generation:
         """Queue a request. stored: a text that was read from the disk for it. Raises EngineError for an empty
         prompt, ContextLengthError where the context has no room for the prompt and one token, or for the
         prompt and the forced ids, UsageError for invalid forced ids.
@@ -249,8 +249,8 @@ class Engine:
         limit, time_left = self._decoder.draft_limit(active), self.scheduler.time_left(active)
         self._limits = self._decoder.limits(active, limit)
         try:
-            rooms = {g.seq_id: max(0, min(g.room, limit)) for g in active}
-            drafts = self.policy.draft(rooms, time_left, self._limits)
+            max_draft_len = {g.seq_id: max(0, min(g.room, limit)) for g in active}
+            drafts = self.policy.draft(max_draft_len, time_left, self._limits)
         except MaskError:
             return {}
         except DecodeError as error:

@@ -47,7 +47,7 @@ class FairQueue:
         self._served = max(self._served, generation.queue_rank)
 
 
-# What the rows of prompts cost, from the chunks that were evaluated.
+# The cost of the rows of prompts, from the chunks that were evaluated.
 
 
 _NOISE = 1.03  # factor on what was measured
@@ -221,16 +221,20 @@ class Scheduler:
             rows = generation.exact_rows
             if generation.alone and rows is not None:
                 scope = generation.request.cache_scope
-                self._seat(generation, *self.store.take_alone(generation.history, rows.chunk, scope))
+                self._assign_slot(
+                    generation, *self.store.acquire_slot_alone(generation.history, rows.chunk, scope)
+                )
                 break
             owner, scope = self._find_prefix_owner(generation), generation.request.cache_scope
             generation.prefix_owner = owner
-            slot, n_past = self.store.take([] if owner else generation.history, scope, generation.stored)
+            slot, n_past = self.store.acquire_slot(
+                [] if owner else generation.history, scope, generation.stored
+            )
             for other in self.slots:
                 other.n_whole = 0
             if rows is not None and not self.active:
                 n_past = self.store.cut_to_chunks(slot, n_past, rows.chunk)
-            self._seat(generation, slot, n_past)
+            self._assign_slot(generation, slot, n_past)
         for generation in [*self.active, *self.waiting]:
             deadline, now = generation.request.deadline, self.clock()
             if deadline is not None and now > deadline:
@@ -239,7 +243,7 @@ class Scheduler:
                 generation.finish_reason = "length"
         return list(self.active)
 
-    def _seat(self, generation: Generation, slot: Slot, n_past: int) -> None:
+    def _assign_slot(self, generation: Generation, slot: Slot, n_past: int) -> None:
         """Give a slot to a generation, n_past of whose ids are in its cache."""
         slot.owner, slot.ids, slot.scope = generation, [], generation.request.cache_scope
         slot.kept, generation.stored = generation.request.kept, None

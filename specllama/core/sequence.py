@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple, Protocol
 from specllama.core.exact import ExactRows
 from specllama.core.interfaces import Mask, MaskError, Row, Sampler
 from specllama.core.policy.base import Draft, DraftBranch, matching
-from specllama.core.prefix.stored import Boundary, StoredText
+from specllama.core.prefix.stored import Boundary, CachedSequence
 from specllama.core.repetition import ENDED, EVERY, repeats
 from specllama.core.sampling.infill import InfillRule
 from specllama.core.sampling.params import SamplingParams
@@ -114,7 +114,7 @@ class Generation:
     exact_rows: ExactRows | None = None
     alone: bool = False
     boundaries: Sequence[Boundary] = ()  # at which the evaluation of its prompt stops
-    stored: StoredText | None = None  # that was read from the disk for it, until it has a slot
+    stored: CachedSequence | None = None  # that was read from the disk for it, until it has a slot
     prefix_owner: Generation | None = field(
         default=None, compare=False, repr=False
     )  # evaluates the same prompt

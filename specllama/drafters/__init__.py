@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class DrafterInputs:
-    """What drafters are made from. n_vocab, end_ids: of the target. draft_context: of the draft model, None
-    without one. head: a trained head of the target, None without one. confident: whether the policy uses
-    confidences. history: texts of earlier requests, None where they are not kept. translation: of a draft
-    model with another vocabulary than the target, whose context it is.
+    """The parts that drafters are made from. n_vocab, end_ids: of the target. draft_context: of the draft
+    model, None without one. head: a trained head of the target, None without one. confident: whether the
+    policy uses confidences. history: texts of earlier requests, None where they are not kept. translation: of
+    a draft model with another vocabulary than the target, whose context it is.
     """
 
     n_vocab: int

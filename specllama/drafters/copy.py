@@ -121,8 +121,8 @@ class CopiedText:
         self._draft: Iterator[Proposal] | None = None
 
     def other(self) -> Alternative | None:
-        """What follows the longest match among the earlier occurrences that continue in another way than the
-        copy, after `propose`; None without one.
+        """The text after the longest match among the earlier occurrences that continue in another way than
+        the copy, after `propose`; None without one.
         """
         if not self._drafted:
             return None

@@ -30,7 +30,7 @@ from specllama.core.translation import Translation, whole_characters
 from specllama.drafters import MODEL, DrafterInputs
 from specllama.drafters.model import ModelDrafter
 
-# What a draft with another vocabulary has drafted, as tokens of the target.
+# The draft of a model with another vocabulary, as tokens of the target.
 #
 # A token of the draft that the target has too is one of the target's, unless the target has a longer token
 # that begins with its text and that the draft lacks: then the next token of the draft decides. What the
@@ -80,7 +80,7 @@ class Retokenization:
             self._retokenize()
 
     def _finish(self) -> None:
-        """What is pending is certain, since no text follows."""
+        """Settle what is pending, since no text follows."""
         for token in self.pending:
             self._emit(token)
         self.pending, self._rest, self._parts = [], b"", []

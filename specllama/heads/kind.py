@@ -1,4 +1,4 @@
-"""What a kind of trained head is: its entry, and the head that it reads from a header.
+"""Kinds of trained heads: the entry of a kind, and the head that it reads from a header.
 
 A head drafts tokens from hidden states of its target. It is a part of the model's own file (multi-token
 prediction, MTP), or a file that is no model by itself. Each kind is a file of this package, its entry
@@ -123,7 +123,7 @@ class HeadInfo:
 
     @property
     def memory_header(self) -> Header:
-        """What its context has, as a header of its own whose memory can be planned."""
+        """The parts that its context has, as a header of its own whose memory can be planned."""
         return self.kind.memory_header(self)
 
     @property
@@ -161,7 +161,7 @@ def _block(name: str) -> int | None:
     return int(parts[1]) if parts[0] == "blk" and len(parts) > 2 and parts[1].isdigit() else None
 
 
-# What the file of a head must have: raises GGUFError for tensors that are missing or of another shape.
+# Requirements on the file of a head: raises GGUFError for tensors that are missing or of another shape.
 
 
 GET_ANOTHER = "Get another file of the head."
@@ -187,7 +187,7 @@ def require_shape(header: Header, name: str, expected: tuple[int, int]) -> None:
         raise GGUFError(message, GET_ANOTHER)
 
 
-# What kinds have in common that read rows of the target: its layers' inputs, of the right width.
+# Kinds that read rows of the target: its layers' inputs, of the right width.
 
 
 def read_layers(header: Header) -> tuple[int, ...]:

@@ -184,7 +184,7 @@ _PARTIAL = 1  # LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
 
 
 class FeatureOutput(Protocol):
-    """What gives out hidden states of a context's decodes; llama/heads.py has it."""
+    """The output of hidden states of a context's decodes; llama/heads.py has it."""
 
     def before(self, n_outputs: int) -> None:
         """A decode with so many rows of logits follows."""

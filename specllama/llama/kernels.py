@@ -97,7 +97,9 @@ def _left_out() -> str:
 
 
 def _lacking() -> str:
-    """What this processor lacks to run them, "" if nothing is known; the object checks again at its start."""
+    """The feature that this processor lacks to run them, "" if nothing is known; the object checks again at
+    its start.
+    """
     if platform.machine() != "x86_64":
         return ""
     try:

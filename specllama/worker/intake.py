@@ -24,7 +24,7 @@ from specllama.client import protocol
 from specllama.clock import running_time
 from specllama.core.engine import Engine
 from specllama.core.interfaces import Mask
-from specllama.core.prefix.stored import StoredText
+from specllama.core.prefix.stored import CachedSequence
 from specllama.core.sampling.infill import InfillRule
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.sequence import Request
@@ -398,7 +398,7 @@ class RequestIntake:
             )
 
     def _was_read(
-        self, accepted: Accepted, made: Prepared, job: Job, text: StoredText | SpecllamaError | None
+        self, accepted: Accepted, made: Prepared, job: Job, text: CachedSequence | SpecllamaError | None
     ) -> None:
         """Submit a request for which the disk was read, without the choices that were cancelled meanwhile.
         Where that failed, its prompt is evaluated.
@@ -406,7 +406,7 @@ class RequestIntake:
         self._reader.release(job)
         choices = [choice for choice in accepted.choices if choice.id in job.open]
         try:
-            self._submit(accepted, made, choices, text if isinstance(text, StoredText) else None)
+            self._submit(accepted, made, choices, text if isinstance(text, CachedSequence) else None)
         except SpecllamaError as error:
             refuse(self._send, error, *job.open)
 
@@ -415,7 +415,7 @@ class RequestIntake:
         accepted: Accepted,
         made: Prepared,
         choices: Sequence[protocol.Choice],
-        stored: StoredText | None = None,
+        stored: CachedSequence | None = None,
     ) -> None:
         """Submit the choices of a request to the engine. stored: a text that was read from the disk."""
         if stored is not None and self.persister is not None:

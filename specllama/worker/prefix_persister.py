@@ -15,7 +15,7 @@ from specllama.clock import sleep
 from specllama.config.load import LoadSettings, ModelSettings
 from specllama.core.interfaces import Saved
 from specllama.core.prefix.store import MIN_SHARED, PrefixStore, Slot
-from specllama.core.prefix.stored import KINDS, Ids, PartialState, StoredText, as_ids, n_common
+from specllama.core.prefix.stored import KINDS, CachedSequence, Ids, PartialState, as_ids, n_common
 from specllama.gguf.header import Header
 from specllama.gguf.identity import FileIdentity, file_identity, part_identities
 from specllama.llama.context import LlamaContext
@@ -67,7 +67,7 @@ class PrefixPersister:
         self._disk = open_disk() if is_there else None
         self._scopes: dict[str, str] = {}  # on disk, by those of the engine's caches
         self._written: list[tuple[str, Ids]] = []
-        self._read: WeakValueDictionary[tuple[str, str], StoredText] = WeakValueDictionary()
+        self._read: WeakValueDictionary[tuple[str, str], CachedSequence] = WeakValueDictionary()
         self._due: float | None = None
         self._since = 0.0  # when the first text ended that was not written yet
 
@@ -115,7 +115,7 @@ class PrefixPersister:
             return None
         return PrefixMatch(state, scope, n, store.state_cache.of_text(n, 0, state.meta.n_bytes))
 
-    def read(self, match: PrefixMatch) -> StoredText | None:
+    def read(self, match: PrefixMatch) -> CachedSequence | None:
         """The text of a state that was found; None where it cannot be used. In any thread, one at a time."""
         key, meta = (match.state.name, match.scope), match.state.meta
         text = self._read.get(key)  # by a request that waits for the same one
@@ -130,7 +130,7 @@ class PrefixPersister:
             self._read[key] = text
         return text
 
-    def was_read(self, text: StoredText) -> None:
+    def was_read(self, text: CachedSequence) -> None:
         """A text was read from the disk: it need not be written."""
         self._note(text.scope, text.ids)
 
@@ -252,10 +252,12 @@ def partials_of(record: PrefixRecord, priority: float) -> list[PartialState]:
     return partials
 
 
-def _stored(record: PrefixRecord, scope: str, priority: float, draft: Any) -> StoredText:
+def _stored(record: PrefixRecord, scope: str, priority: float, draft: Any) -> CachedSequence:
     saved, partials = record.parts[WHOLE], partials_of(record, priority)
     n_bytes = len(saved) + (len(draft) if draft is not None else 0)
-    return StoredText(record.ids, scope, saved, n_bytes, partials, len(record.ids), 0, priority, draft=draft)
+    return CachedSequence(
+        record.ids, scope, saved, n_bytes, partials, len(record.ids), 0, priority, draft=draft
+    )
 
 
 # The key under which the prefix states of a loaded model are kept on disk: what could change a state.

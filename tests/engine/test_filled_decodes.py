@@ -33,10 +33,10 @@ class AnyWidth(Fixed):
         monkeypatch.setattr(target, "decode", self._decode_filled)
 
     def draft(
-        self, rooms: Mapping[int, int], seconds: float = inf, limits: RoundLimits = CHAINS
+        self, max_draft_len: Mapping[int, int], seconds: float = inf, limits: RoundLimits = CHAINS
     ) -> dict[int, Draft]:
         self._more = self._rng.randrange(9)
-        return super().draft(rooms, seconds, limits)
+        return super().draft(max_draft_len, seconds, limits)
 
     def _decode_filled(self, batch: Sequence[BatchRow], n_rows: int = 0, n_outputs: int = 0) -> np.ndarray:
         more, self._more = self._more if n_rows else 0, 0

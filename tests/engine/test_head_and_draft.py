@@ -40,10 +40,10 @@ class InTurn(Fixed):
     """The head drafts in one round, the draft model in the next."""
 
     def draft(
-        self, rooms: Mapping[int, int], seconds: float = inf, limits: RoundLimits = CHAINS
+        self, max_draft_len: Mapping[int, int], seconds: float = inf, limits: RoundLimits = CHAINS
     ) -> dict[int, Draft]:
         self.drafters.reverse()
-        return super().draft(rooms, seconds, limits)
+        return super().draft(max_draft_len, seconds, limits)
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from tests.support.paths import ROOT
 
 MODULES = (
     "scripts.bench.kernels", "scripts.bench.make_pair", "scripts.bench.peers", "scripts.bench.peers.table",
-    "scripts.bench.prefix_ages", "scripts.bench.prefix_gaps", "scripts.bench.prefix_restart",
+    "scripts.bench.prefix_sessions", "scripts.bench.prefix_gaps", "scripts.bench.prefix_restart",
     "scripts.bench.random_shapes", "scripts.bench.reuse", "scripts.bench.texts", "scripts.bench.trim",
     "scripts.bench.trim_gain", "scripts.replay",
     "tests.agents.sessions", "tests.browser.measure", "tests.browser.screenshots", "tests.fuzz",
@@ -53,10 +53,10 @@ def test_with_more_memory_replayed_sessions_evaluate_less(tmp_path: Path) -> Non
     path = tmp_path / "session.json"
     path.write_text(json.dumps([{"messages": messages}, {"messages": more}]), "utf-8")
     for given in ((), ("--file", path)):
-        done = run("scripts.bench.prefix_ages", "--seeds", 1, *given)
+        done = run("scripts.bench.prefix_sessions", "--seeds", 1, *given)
         assert done.returncode == 0, done.stderr
         found = json.loads(done.stdout)
         for memory in ("full", "rollback"):
-            evaluated = [found[f"{memory} {budget}"]["by_kind_and_age"] for budget in (1000, 3000, 10_000)]
+            evaluated = [found[f"{memory} {budget}"]["evaluated"] for budget in (1000, 3000, 10_000)]
             assert evaluated == sorted(evaluated, reverse=True)
             assert evaluated[-1] > 0

@@ -56,15 +56,15 @@ class Draft:
 
 @dataclass(frozen=True, slots=True)
 class RoundLimits:
-    """What the target allows in a round. n_branches: most branches of a draft. n_tokens: most tokens of a
-    draft, those of branches included. n_again: rows of tokens that an earlier round has accepted in branches.
-    width: rows of the decode, whatever is drafted; 0: as many as are needed. shadows: whether drafts may be
-    compared with the text in place of being verified.
+    """The limits that the target sets to a round. n_branches: most branches of a draft. n_tokens: most tokens
+    of a draft, those of branches included. n_recomputed: rows of tokens that an earlier round has accepted in
+    branches. width: rows of the decode, whatever is drafted; 0: as many as are needed. shadows: whether
+    drafts may be compared with the text in place of being verified.
     """
 
     n_branches: int = 0
     n_tokens: int = 1 << 30
-    n_again: int = 0
+    n_recomputed: int = 0
     width: int = 0
     shadows: bool = True
 
@@ -192,11 +192,11 @@ class Policy(ABC):
 
     @abstractmethod
     def draft(
-        self, rooms: Mapping[int, int], seconds: float = inf, limits: RoundLimits = CHAINS
+        self, max_draft_len: Mapping[int, int], seconds: float = inf, limits: RoundLimits = CHAINS
     ) -> dict[int, Draft]:
-        """A draft for each sequence by seq_id; absent: none. rooms: by seq_id, the most tokens to draft one
-        after another. seconds: how long the round may take; a round without drafts is accepted. Raises
-        DecodeError where a drafter fails, MaskError where a grammar does.
+        """A draft for each sequence by seq_id; absent: none. max_draft_len: by seq_id, the most tokens to
+        draft one after another. seconds: how long the round may take; a round without drafts is accepted.
+        Raises DecodeError where a drafter fails, MaskError where a grammar does.
         """
 
     @abstractmethod
@@ -247,7 +247,7 @@ class SpeculationBudget:
 
     @property
     def max_round_loss(self) -> float:
-        """What one round may lose, in t(1)."""
+        """The most that one round may lose, in t(1)."""
         return self.config.round_share * self.credit
 
     def plain(self, worth: float) -> None:

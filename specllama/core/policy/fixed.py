@@ -96,13 +96,13 @@ class Fixed(Policy):
         return 0.0 if known is None else self._seconds[known]
 
     def draft(
-        self, rooms: Mapping[int, int], seconds: float = inf, limits: RoundLimits = CHAINS
+        self, max_draft_len: Mapping[int, int], seconds: float = inf, limits: RoundLimits = CHAINS
     ) -> dict[int, Draft]:
-        active, n_max = len(rooms), self.n_max
+        active, n_max = len(max_draft_len), self.n_max
         self._use_alternatives(limits.n_branches > 0)
         while seconds < inf and n_max and self.predict(active * (1 + n_max)) > seconds:
             n_max -= 1
-        lengths = {seq: min(room, n_max) for seq, room in rooms.items() if min(room, n_max) > 0}
+        lengths = {seq: min(room, n_max) for seq, room in max_draft_len.items() if min(room, n_max) > 0}
         if not lengths or not self.drafters:
             return {}
         drafts, forcing = {seq: Draft() for seq in lengths}, self.forcing

@@ -17,7 +17,7 @@ from specllama.core.policy.posterior import DrafterPosterior, PairState, StepCos
 
 
 class CatchUp(NamedTuple):
-    """What a drafter evaluates for its first token. n_pending: ids, 0 where it must not be used. seconds:
+    """The work of a drafter for its first token. n_pending: ids, 0 where it must not be used. seconds:
     their cost beyond one step. restart: number of last ids to restart the cache with; None: no restart.
     """
 
@@ -54,8 +54,8 @@ class ModelBased:
         return self.posterior.steps
 
     def catch_up(self, seq: int, t1: float, credit: float, seconds: float, *, alone: bool = True) -> CatchUp:
-        """What it evaluates first. t1: seconds of a plain decode. credit: what may be lost, in t1. seconds:
-        what this round can spend on drafting. alone: whether no other sequence waits for this round.
+        """The work before its first token. t1: seconds of a plain decode. credit: what may be lost, in t1.
+        seconds: what this round can spend on drafting. alone: whether no other sequence waits for this round.
 
         Of a prompt that is missing from its cache, only as much of the end as half of the credit and this
         round's budget can pay for; all of it once the gains of drafting do. A head evaluates less, as it

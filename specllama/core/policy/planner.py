@@ -72,7 +72,7 @@ class SequencePlan:
         self.kind, self.catch_up = ALONE, NO_CATCH_UP
 
     def of_request(self, model: ModelBased) -> RequestPosterior:
-        """What is learnt of the drafter in this request; at first, nothing beyond what all have shown."""
+        """The drafter's posterior of this request; at first, that of all requests."""
         if model.name not in self.requests:
             self.requests[model.name] = RequestPosterior(model.posterior.first)
         return self.requests[model.name]
@@ -103,7 +103,7 @@ class Planner(Policy):
         self._plans: dict[int, SequencePlan] = {}
         self._offers: dict[int, OfferStats] = {}  # of the last request of each sequence, ended or not
         self._width = 0  # rows of the decode of the round in progress, 0 where they may be any number
-        self._rooms: Mapping[int, int] = {}  # of the round in progress
+        self._max_draft_len: Mapping[int, int] = {}  # of the round in progress
         self._total = TotalWidth()
         self.change_seconds = 0.0  # what a change of the width costs, as measured at loading
         self._spent: dict[str, float] = {}  # seconds that each draft model or head has used in this round
@@ -247,17 +247,17 @@ class Planner(Policy):
         return self.costs.predict(n_rows)
 
     def draft(
-        self, rooms: Mapping[int, int], seconds: float = inf, limits: RoundLimits = CHAINS
+        self, max_draft_len: Mapping[int, int], seconds: float = inf, limits: RoundLimits = CHAINS
     ) -> dict[int, Draft]:
         """The rule of a round; see docs/how-it-works.md."""
-        active, plans, self._rooms = len(rooms), self._plans, rooms
+        active, plans, self._max_draft_len = len(max_draft_len), self._plans, max_draft_len
         budget = self._begin_round(active, seconds, limits)
         if limits.width == 1:  # nothing can be verified
-            for seq in rooms if limits.shadows else ():
+            for seq in max_draft_len if limits.shadows else ():
                 self._draft_shadow(seq)
             return {}
         # 1. Tokens that cost no decode: those that a grammar forces, else copies
-        free = {seq: self._model_free(seq, room, budget, active) for seq, room in rooms.items()}
+        free = {seq: self._model_free(seq, room, budget, active) for seq, room in max_draft_len.items()}
         for seq, candidate in free.items():
             plans.setdefault(seq, SequencePlan()).begin(candidate)
         if not self._may_draft(budget, active):
@@ -268,14 +268,14 @@ class Planner(Policy):
             plans[seq].n_free = n
         # 3. A draft model or head where it is expected to give more, or to be tried within the budget
         chosen: dict[ModelBased, list[int]] = {}
-        for seq, room in rooms.items():
-            others = [other for other in rooms if other != seq]
+        for seq, room in max_draft_len.items():
+            others = [other for other in max_draft_len if other != seq]
             rows, tokens = rows_and_tokens(candidates, counts, others)
             rest = active + rows, active + tokens
             if self._models and room > 0 and (model := self._choose(seq, rest, budget, active)) is not None:
                 chosen.setdefault(model, []).append(seq)
         for model, seqs in chosen.items():
-            self._draft_with(model, seqs, rooms, candidates, counts, budget)
+            self._draft_with(model, seqs, max_draft_len, candidates, counts, budget)
         # 4. Of all candidates, as many tokens as give the most tokens per second after that time
         if chosen:
             counts = select_drafts(candidates, budget, active)
@@ -293,20 +293,20 @@ class Planner(Policy):
         """
         costs, self._spent, self._width = self.costs, {}, limits.width
         self._use_alternatives(limits.n_branches > 0)
-        n_again, widest, seconds_by_rows = limits.n_again, self.config.max_rows, costs.table
-        least = max(active + n_again, limits.width)
+        n_recomputed, widest, seconds_by_rows = limits.n_recomputed, self.config.max_rows, costs.table
+        least = max(active + n_recomputed, limits.width)
         affordable = costs.predict(least) + self.budget.max_round_loss * costs.predict(1)
         if limits.width:
             affordable = inf  # the rows are decoded anyway
             widest = min(widest, limits.width)
             seconds_by_rows = [seconds_by_rows[widest]] * (widest + 1)
-        n_again = min(n_again, widest - 1)
+        n_recomputed = min(n_recomputed, widest - 1)
         return RoundBudget(
-            seconds_by_rows[n_again:] if n_again else seconds_by_rows,
+            seconds_by_rows[n_recomputed:] if n_recomputed else seconds_by_rows,
             costs.scale,
-            lambda n: costs.upper_bound(max(n + n_again, limits.width)),
+            lambda n: costs.upper_bound(max(n + n_recomputed, limits.width)),
             min(affordable, seconds),
-            widest - n_again,
+            widest - n_recomputed,
         )
 
     def _may_draft(self, budget: RoundBudget, active: int) -> bool:
@@ -408,7 +408,7 @@ class Planner(Policy):
         self,
         model: ModelBased,
         seqs: Sequence[int],
-        rooms: Mapping[int, int],
+        max_draft_len: Mapping[int, int],
         candidates: dict[int, CandidateDraft],
         counts: dict[int, int],
         budget: RoundBudget,
@@ -416,7 +416,7 @@ class Planner(Policy):
         """Draft for these sequences together, and replace the candidates that are worse. counts: tokens of
         each candidate that would be verified without this; afterwards, those of the drafts among them too.
         """
-        active, t1 = len(rooms), self.costs.predict(1)
+        active, t1 = len(max_draft_len), self.costs.predict(1)
         n_pending = sum(self._plans[seq].catch_up.n_pending for seq in seqs)
         if not budget.allows(active + 1, model.steps.predict(n_pending, t1)):
             return
@@ -424,9 +424,11 @@ class Planner(Policy):
         for seq in seqs:
             self._plans[seq].forgone[model.name] = 0.0
             model.restart(seq, self._plans[seq].catch_up)
-            rows, tokens = rows_and_tokens(candidates, counts, [other for other in rooms if other != seq])
+            rows, tokens = rows_and_tokens(
+                candidates, counts, [other for other in max_draft_len if other != seq]
+            )
             rest[seq] = active + rows, active + tokens
-            limits[seq] = min(rooms[seq], self.config.max_model_draft, budget.max_rows - active)
+            limits[seq] = min(max_draft_len[seq], self.config.max_model_draft, budget.max_rows - active)
             drafts[seq] = CandidateDraft()
         spent = budget.spent
         try:
@@ -473,7 +475,7 @@ class Planner(Policy):
         if self._width > active:
             for o in done.outcomes:
                 greedy = plan.greedy if (plan := self._plans.get(o.seq_id)) is not None else True
-                n_most = min(self._width // active - 1, self._rooms.get(o.seq_id, 0))
+                n_most = min(self._width // active - 1, self._max_draft_len.get(o.seq_id, 0))
                 runs, n = self.learnt.runs[greedy], len(o.draft.tokens)
                 runs.observe(n, o.n_accept, n_most, drafting / active / t1)
                 if plan is not None:

@@ -1,5 +1,5 @@
-"""What is learnt about the drafters of a loaded pair over all requests: how often their tokens are right, and
-what a draft of a model or head is expected to bring.
+"""The state that is learnt about the drafters of a loaded pair over all requests: how often their tokens are
+right, and what a draft of a model or head is expected to bring.
 
 The chance that a token is right is the mean of a Beta distribution for each bin of the drafter's confidence;
 how often its first token falls into each bin, that of a Dirichlet distribution. Both together give the tokens
@@ -158,8 +158,8 @@ class Expected(NamedTuple):
 
 
 class RequestPosterior:
-    """What one request has shown of a drafter beyond what all have. first: as in `DrafterPosterior`. right,
-    expected: tokens of its drafts that were right, and that were expected to be, with forgetting.
+    """The figures of a drafter in one request, beyond those of all requests. first: as in `DrafterPosterior`.
+    right, expected: tokens of its drafts that were right, and that were expected to be, with forgetting.
     """
 
     __slots__ = ("expected", "first", "right")
@@ -174,7 +174,7 @@ class RequestPosterior:
 
 
 class DrafterPosterior:
-    """What is learnt about a drafter whose tokens cost decodes. table: chance of a token by bin of its
+    """The figures of a draft model or head over all requests. table: chance of a token by bin of its
     confidence, and place. next_token: of a token after an accepted one, by the bin of that one. first: by
     what the drafter competes with, how often its first token falls into each bin, the last one for no token.
     steps: times of its steps. explore: what drafts that are not expected to pay may lose, in t(1).
@@ -228,12 +228,12 @@ class DrafterPosterior:
         step: float,
         rate: float,
     ) -> Expected:
-        """What a round brings in which the drafter is used for a sequence: for each bin of the first token
-        the number of tokens is verified that is best at `rate` tokens per second, or the model-free draft.
+        """The tokens and seconds expected of a round in which the drafter is used for a sequence: for each
+        bin of the first token the number of tokens is verified that is best at `rate` tokens per second, or
+        the model-free draft.
 
-        kind: what the drafter competes with. rest: (rows, expected tokens) of the round
-        without drafts of the sequence. free: (rows, expected tokens) that its model-free draft adds. step:
-        seconds of a token.
+        kind: what the drafter competes with. rest: (rows, expected tokens) of the round without drafts of the
+        sequence. free: (rows, expected tokens) that its model-free draft adds. step: seconds of a token.
         """
         rows, tokens = rest
         alone = budget.predict(rows)

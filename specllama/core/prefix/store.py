@@ -1,5 +1,4 @@
-"""The prefix store: which prefix a request reuses, in which slot, and what is kept of the texts that make
-way.
+"""The prefix store: which prefix a request reuses, in which slot, and what is kept of the others.
 
 When generations get slots is decided in scheduler.py, what is kept in RAM in stored.py.
 """
@@ -14,11 +13,11 @@ from typing import TYPE_CHECKING
 from specllama.core.interfaces import CachingDrafter, Context, Saved
 from specllama.core.prefix.stored import (
     Boundary,
+    CachedSequence,
     Chances,
     Ids,
     PartialState,
     StateCache,
-    StoredText,
     as_ids,
     merge,
     n_common,
@@ -76,7 +75,7 @@ class PrefixSource:
     needed. n_ids: common with the holder, at least n. seconds: of copying it.
     """
 
-    holder: Slot | StoredText
+    holder: Slot | CachedSequence
     n: int
     n_ids: int
     partial: PartialState | None
@@ -91,10 +90,10 @@ class PrefixFinder:
         self._arrays: dict[int, tuple[list[int], Ids]] = {}  # of the ids of idle slots
 
     def sources(
-        self, wanted: Ids, scope: str, row_seconds: float, rate: float, more: StoredText | None = None
+        self, wanted: Ids, scope: str, row_seconds: float, rate: float, more: CachedSequence | None = None
     ) -> list[PrefixSource]:
-        """What is worth using, the best first. row_seconds: seconds of reading one id. rate: bytes per second
-        that are copied. more: a text that is not in the list of the state cache.
+        """The sources that are worth using, the best first. row_seconds: seconds of reading one id. rate:
+        bytes per second that are copied. more: a text that is not in the list of the state cache.
         """
 
         def gain(source: PrefixSource) -> float:
@@ -106,11 +105,11 @@ class PrefixFinder:
         return sorted(useful, key=gain, reverse=True)
 
     def _candidates(
-        self, wanted: Ids, scope: str, rate: float, more: StoredText | None
+        self, wanted: Ids, scope: str, rate: float, more: CachedSequence | None
     ) -> Iterable[PrefixSource]:
         """The prefixes of these ids in slots and among the stored texts."""
         most = len(wanted) - 1
-        holders: list[tuple[Slot | StoredText, Ids]] = [(t, t.ids) for t in self._state_cache.texts]
+        holders: list[tuple[Slot | CachedSequence, Ids]] = [(t, t.ids) for t in self._state_cache.texts]
         holders += [(more, more.ids)] if more is not None else []
         holders += [(s, self._ids_of(s, wanted)) for s in self._slots if s.scope == scope]
         for holder, ids in holders:
@@ -118,9 +117,9 @@ class PrefixFinder:
                 continue
             common = min(n_common(ids, wanted), most)
             n, partial = self._reusable(holder, len(ids), common)
-            if n >= (_MIN_LOADED if isinstance(holder, StoredText) else 1):
+            if n >= (_MIN_LOADED if isinstance(holder, CachedSequence) else 1):
                 n_bytes = partial.n_bytes if partial is not None else 0
-                n_bytes += holder.n_bytes if isinstance(holder, StoredText) else 0
+                n_bytes += holder.n_bytes if isinstance(holder, CachedSequence) else 0
                 yield PrefixSource(holder, n, common, partial, n_bytes / rate)
 
     def _ids_of(self, slot: Slot, wanted: Ids) -> Ids:
@@ -142,7 +141,7 @@ class PrefixFinder:
         return array
 
     def _reusable(
-        self, holder: Slot | StoredText, n_ids: int, common: int
+        self, holder: Slot | CachedSequence, n_ids: int, common: int
     ) -> tuple[int, PartialState | None]:
         """How many of the `common` ids can be had from a holder of n_ids, and the state that it takes."""
         if self._target.cuts_anywhere or common <= 0:
@@ -188,8 +187,8 @@ class TextCopies:
         self.room, self.rate = room, CopyRate()
         self.drafter: CachingDrafter | None = None
 
-    def can_put_away(self, slot: Slot) -> bool:
-        """Whether `put_away` need not wait for memory. Where it would, a thread prepares the memory, and a
+    def can_offload(self, slot: Slot) -> bool:
+        """Whether `offload` need not wait for memory. Where it would, a thread prepares the memory, and a
         later call returns True.
         """
         ids = as_ids(slot.ids)
@@ -203,7 +202,7 @@ class TextCopies:
         victims = self._state_cache.victims(n_bytes, self._state_cache.of_text(len(ids), slot.uses, n_bytes))
         return victims is None or not self.room(n_bytes) or self._target.prepare_save(slot.seq_id)
 
-    def put_away(self, slot: Slot) -> bool:
+    def offload(self, slot: Slot) -> bool:
         """Copy the text of an idle slot out of the context; whether it is stored now."""
         ids = as_ids(slot.ids)
         if self.room is None or len(ids) < MIN_SHARED:
@@ -226,7 +225,7 @@ class TextCopies:
             draft = None
         n_bytes += len(draft) if draft is not None else 0
         n_prompt, uses = slot.n_prompt, slot.uses
-        text = StoredText(
+        text = CachedSequence(
             ids, slot.scope, saved, n_bytes, partials, n_prompt, 0, priority, uses, slot.kept, draft
         )
         self._state_cache.add_text(text)
@@ -279,17 +278,18 @@ class PrefixStore:
     def idle(self) -> list[Slot]:
         return [s for s in self.slots if s.owner is None]
 
-    # Taking
+    # Acquiring a slot
 
-    def take(self, ids: Sequence[int], scope: str = "", stored: StoredText | None = None) -> tuple[Slot, int]:
+    def acquire_slot(
+        self, ids: Sequence[int], scope: str = "", stored: CachedSequence | None = None
+    ) -> tuple[Slot, int]:
         """An idle slot for these ids, and how many of them its cache holds now. Texts of other scopes are
         never reused. At least one id is left to be evaluated. stored: a text that was read from the disk for
         them.
         """
         wanted, idle = as_ids(ids), self.idle()
-        self.state_cache.chances.now += 1
         for source in self._sources(wanted, scope, stored):
-            slot, n = self._taken(source, idle)
+            slot, n = self._acquired(source, idle)
             if n:
                 self._hit(source)
                 slot.uses = source.holder.uses + 1
@@ -298,25 +298,26 @@ class PrefixStore:
         self.free(slot)
         return slot, 0
 
-    def is_prepared(self, ids: Sequence[int], scope: str = "", stored: StoredText | None = None) -> bool:
-        """Whether `take` returns without waiting for memory into which the replaced text is saved."""
+    def is_prepared(self, ids: Sequence[int], scope: str = "", stored: CachedSequence | None = None) -> bool:
+        """Whether `acquire_slot` returns without waiting for memory into which the replaced text is saved."""
         sources, idle = self._sources(as_ids(ids), scope, stored), self.idle()
         holder = sources[0].holder if sources else None
         if not isinstance(holder, Slot) or holder.owner is not None:
-            giving_way: Slot | None = self._victim(idle)
+            evicted: Slot | None = self._victim(idle)
         elif not self._is_other_text(holder, sources[0]):
-            giving_way = None
+            evicted = None
         else:
             others = [s for s in idle if s is not holder]
             copies = self._copies(holder, sources[0], others)
-            giving_way = self._victim(others) if copies else holder
-        return giving_way is None or self.copies.can_put_away(giving_way)
+            evicted = self._victim(others) if copies else holder
+        return evicted is None or self.copies.can_offload(evicted)
 
-    def _sources(self, wanted: Ids, scope: str, stored: StoredText | None = None) -> list[PrefixSource]:
+    def _sources(self, wanted: Ids, scope: str, stored: CachedSequence | None = None) -> list[PrefixSource]:
         return self._finder.sources(wanted, scope, self.row_seconds, self.copies.rate.rate, stored)
 
-    def take_alone(self, ids: Sequence[int], chunk: int, scope: str = "") -> tuple[Slot, int]:
-        """As `take`, with no other cells in the context than those of the slot; called while all are idle.
+    def acquire_slot_alone(self, ids: Sequence[int], chunk: int, scope: str = "") -> tuple[Slot, int]:
+        """As `acquire_slot`, with no other cells in the context than those of the slot; called while all are
+        idle.
 
         Only whole chunks of earlier exact prompts are reused: their cells are those that this prompt would
         fill.
@@ -352,10 +353,10 @@ class PrefixStore:
             return n
         return self._cut(slot, whole) if whole < n else n
 
-    def _taken(self, source: PrefixSource, idle: Sequence[Slot]) -> tuple[Slot, int]:
+    def _acquired(self, source: PrefixSource, idle: Sequence[Slot]) -> tuple[Slot, int]:
         """The slot with the prefix in its cache, and its length; 0 where that failed."""
         holder = source.holder
-        if isinstance(holder, StoredText):
+        if isinstance(holder, CachedSequence):
             return self._loaded(holder, source, idle)
         if holder.owner is not None:
             slot = self._victim(idle)
@@ -367,7 +368,7 @@ class PrefixStore:
                 slot = self._victim(others)
                 self.free(slot)
                 return slot, self._copied(holder, slot, source)
-            self.copies.put_away(holder)
+            self.copies.offload(holder)
         elif source.n == len(holder.ids):
             self.mark(holder, Boundary(source.n, "answer"))
         n = self._cut(holder, source.n)
@@ -393,7 +394,7 @@ class PrefixStore:
             slot.partials = [p for p in holder.partials if p.n <= n and p.state is not None]
         return n
 
-    def _loaded(self, text: StoredText, source: PrefixSource, idle: Sequence[Slot]) -> tuple[Slot, int]:
+    def _loaded(self, text: CachedSequence, source: PrefixSource, idle: Sequence[Slot]) -> tuple[Slot, int]:
         slot = self._victim(idle)
         self.free(slot)
         started = self.clock()
@@ -415,8 +416,8 @@ class PrefixStore:
         else:
             n = self._cut(slot, source.n)
         if n and source.n_ids >= text.n_prompt - _HEADER:  # it goes on: the slot has it now
-            if text.wait is not None:
-                self.state_cache.chances.ended(text.wait)
+            if text.floor is not None:
+                self.state_cache.chances.returned("answer")
             self.state_cache.remove_text(text)
         elif n:
             if not any(t is text for t in self.state_cache.texts):  # it was read from the disk
@@ -437,7 +438,7 @@ class PrefixStore:
                 n = target.truncate(slot.seq_id, 0)
             else:
                 n = target.restore_partial(slot.seq_id, n, partial.state)
-        if not n:  # the state there went while other texts were put away
+        if not n:  # the state there was evicted while other texts were copied
             empty(target, slot)
         slot.partials = [p for p in slot.partials if p.n <= n and p.state is not None]
         return n
@@ -447,7 +448,7 @@ class PrefixStore:
             self.state_cache.used(source.partial)
 
     def longest(self, wanted: Ids, scope: str) -> int:
-        """How many of these ids `take` would find."""
+        """How many of these ids `acquire_slot` would find."""
         sources = self._sources(wanted, scope)
         return sources[0].n if sources else 0
 
@@ -490,7 +491,7 @@ class PrefixStore:
 
     def free(self, slot: Slot) -> None:
         """Empty an idle slot, after copying its text out of the context where that is worthwhile."""
-        if slot.ids and not self.copies.put_away(slot):
+        if slot.ids and not self.copies.offload(slot):
             self._worth.evicted(slot.priority)
         empty(self.target, slot)
 
@@ -510,9 +511,9 @@ class PrefixStore:
         for slot in self.idle():
             if not slot.ids or slot.last_used >= before:
                 continue
-            if not self.copies.can_put_away(slot):
+            if not self.copies.can_offload(slot):
                 return
-            if self.copies.put_away(slot):
+            if self.copies.offload(slot):
                 empty(self.target, slot)
                 if self.clock() - began > _OFFLOAD_SECONDS:
                     return

@@ -16,91 +16,52 @@ from numpy.typing import NDArray
 
 from specllama.core.interfaces import Saved
 
-# What a state is worth: chance of return × seconds saved ÷ bytes.
+# The worth of a state: chance of return × seconds saved ÷ bytes.
 #
 # The order of eviction is that of GreedyDual-Size with frequency (Cherkasova, HPL-98-69): the value is
-# counted from the value of what was evicted last, so that what is not used again becomes the next to go. The
-# chance of return is learnt by the kind of boundary as a survival probability from the rates of return at
-# each age, in look-ups since the last use (Kaplan and Meier, 1958), so that states that were evicted before
-# they could return count for the ages that they reached alone.
+# counted from the value of what was evicted last, so that what is not used again becomes the next to go. Its
+# age does not count: with a chance learnt for each age, replayed sessions were evaluated no less.
 
 
 _PRIOR: Mapping[str, float] = {
     "system": 0.6, "answer": 0.5, "reasoning": 0.5, "end": 0.3, "user": 0.3, "distance": 0.3,
 }  # fmt: skip
-_PRIOR_WEIGHT = 8.0  # waits as which the prior counts
-_N_AGES = 8  # 0, 1, 2 to 3, 4 to 7, … look-ups; the last one has no end
-
-
-@dataclass(slots=True)
-class Wait:
-    """The time since a state was made or used. began: look-ups until then. floor: the value of what had been
-    evicted last. age: the last of _N_AGES that was counted.
-    """
-
-    kind: str
-    began: int
-    floor: float
-    age: int = 0
+_PRIOR_WEIGHT = 8.0  # states as which the prior counts
 
 
 class Chances:
-    """The chances of return by kind and age, and the value of what was evicted last.
+    """The chances of return by kind of boundary, and `floor`, the value of what was evicted last."""
 
-    by_age: whether a state's age counts too. Off, because replayed sessions were evaluated no less with it
-    (scripts.bench.prefix_ages: from 3 % less to 4 % more by the memory, 0.2 % more on average); what has not
-    come back sinks by the value of what was evicted since. now: look-ups so far.
-    """
+    def __init__(self) -> None:
+        self._kept: Counter[str] = Counter()  # states that were made, or kept after a use
+        self._returned: Counter[str] = Counter()  # uses
+        self.floor = 0.0
 
-    def __init__(self, by_age: bool = False) -> None:
-        self.by_age, self.now = by_age, 0
-        self._reached: Counter[tuple[str, int]] = Counter()  # waits that lasted to an age
-        self._returned: Counter[tuple[str, int]] = Counter()  # those that ended there with a use
-        self._floor = 0.0
+    def kept(self, kind: str) -> float:
+        """A state was made, or is kept after a use; returns the floor from which its value is counted."""
+        self._kept[kind] += 1
+        return self.floor
 
-    def begin(self, kind: str) -> Wait:
-        """A state was made."""
-        self._reached[kind, 0] += 1
-        return Wait(kind, self.now, self._floor)
+    def returned(self, kind: str) -> None:
+        """A state was used."""
+        self._returned[kind] += 1
 
-    def ended(self, wait: Wait) -> None:
-        """A state was used after this wait."""
-        self._grow(wait)
-        self._returned[wait.kind, wait.age] += 1
+    def chance(self, kind: str) -> float:
+        """How likely a state of this kind is used again."""
+        prior = _PRIOR.get(kind, 0.3) * _PRIOR_WEIGHT
+        return (self._returned[kind] + prior) / (self._kept[kind] + _PRIOR_WEIGHT)
 
-    def returned(self, wait: Wait) -> Wait:
-        """A state was used after this wait, and is kept; the next wait."""
-        self.ended(wait)
-        return self.begin(wait.kind)
-
-    def chance(self, kind: str, age: int = 0) -> float:
-        """How likely a state of this kind and age is used again."""
-        prior = 1 - (1 - _PRIOR.get(kind, 0.3)) ** (1 / _N_AGES)
-        stays = 1.0
-        for at in range(age, _N_AGES):
-            n = self._reached[kind, at] + _PRIOR_WEIGHT
-            stays *= 1 - (self._returned[kind, at] + prior * _PRIOR_WEIGHT) / n
-        return 1 - stays
-
-    def priority(self, kind: str, uses: int, seconds: float, n_bytes: int, wait: Wait | None = None) -> float:
-        """The eviction priority: states with the highest one are kept longest. wait: since its last use;
-        None: it is used now.
+    def priority(
+        self, kind: str, uses: int, seconds: float, n_bytes: int, floor: float | None = None
+    ) -> float:
+        """The eviction priority: states with the highest one are kept longest. floor: when it was made or
+        used last; None: now.
         """
-        age, floor = 0, self._floor
-        if wait is not None:
-            self._grow(wait)
-            age, floor = wait.age if self.by_age else 0, wait.floor
-        return floor + self.chance(kind, age) * (1 + uses) * seconds / max(1, n_bytes)
+        since = self.floor if floor is None else floor
+        return since + self.chance(kind) * (1 + uses) * seconds / max(1, n_bytes)
 
     def evicted(self, priority: float) -> None:
-        self._floor = max(self._floor, priority)
-
-    def _grow(self, wait: Wait) -> None:
-        """Count the ages that a wait has reached since it was last looked at."""
-        age = min((self.now - wait.began).bit_length(), _N_AGES - 1)
-        while wait.age < age:
-            wait.age += 1
-            self._reached[wait.kind, wait.age] += 1
+        self.floor = max(self.floor, priority)
 
 
 # The positions of a prompt at which partial states are saved. Pure functions of the prompt.
@@ -169,7 +130,8 @@ class PartialState:
     """A recurrent state, or the cells of windowed layers, after the first `n` ids of a text; with the
     attention cells of these ids it is a prefix. state: opaque to all but its Context, None once it was
     evicted. n_saved: ids that need not be evaluated thanks to it, beyond those of the state before it.
-    priority: see `Chances`. wait: since its last use, None before it was kept.
+    priority: see `Chances`. floor: the value of what had been evicted when it was made or used last, None
+    before it was kept.
     """
 
     n: int
@@ -179,11 +141,11 @@ class PartialState:
     n_saved: int
     priority: float = 0.0
     uses: int = 0
-    wait: Wait | None = None
+    floor: float | None = None
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
-class StoredText:
+class CachedSequence:
     """A text whose cache was copied out of the context. saved: opaque to all but its Context. n_shared: ids
     at the start that another text of the store has too. draft: the draft model's cache of its first ids,
     None for none. n_bytes: of both. Others as in `Slot`.
@@ -200,7 +162,7 @@ class StoredText:
     uses: int = 0
     kept: bool = True
     draft: Saved | None = None
-    wait: Wait | None = None
+    floor: float | None = None
 
 
 def usable(partials: Iterable[PartialState], n: int) -> PartialState | None:
@@ -241,7 +203,7 @@ class StateCache:
         row_seconds: Callable[[], float] = lambda: 1e-3,
     ) -> None:
         self.budget, self.row_seconds = budget, row_seconds
-        self.texts: list[StoredText] = []
+        self.texts: list[CachedSequence] = []
         self.chances = Chances()
         self.n_evicted = 0
         self._partials: weakref.WeakSet[PartialState] = weakref.WeakSet()
@@ -268,16 +230,16 @@ class StateCache:
             self._evict(one)
         return True
 
-    def victims(self, n_bytes: int, priority: float) -> list[StoredText | PartialState] | None:
-        """What has to go for so many bytes; None where that would include a state of a higher priority, or
-        is not enough.
+    def victims(self, n_bytes: int, priority: float) -> list[CachedSequence | PartialState] | None:
+        """The states to evict for so many bytes; None where that would include a state of a higher priority,
+        or is not enough.
         """
         if n_bytes > self.budget:
             return None
-        missing, victims = self.n_bytes + n_bytes - self.budget, list[StoredText | PartialState]()
+        missing, victims = self.n_bytes + n_bytes - self.budget, list[CachedSequence | PartialState]()
         if missing <= 0:
             return victims
-        held: list[StoredText | PartialState] = [*self.texts, *self.partials()]
+        held: list[CachedSequence | PartialState] = [*self.texts, *self.partials()]
         for one in held:
             one.priority = self._priority(one)
         for one in sorted(held, key=lambda s: s.priority):
@@ -288,10 +250,10 @@ class StateCache:
         return victims if missing <= 0 else None
 
     def add_partial(self, partial: PartialState) -> None:
-        partial.wait = self.chances.begin(partial.kind)
+        partial.floor = self.chances.kept(partial.kind)
         self._partials.add(partial)
 
-    def add_text(self, text: StoredText) -> None:
+    def add_text(self, text: CachedSequence) -> None:
         """Store a text. Texts that it begins with are contained in it, and removed."""
         for other in [t for t in self.texts if t.scope == text.scope]:
             n = n_common(other.ids, text.ids)
@@ -300,10 +262,10 @@ class StateCache:
                 self.texts.remove(other)
                 continue
             other.n_shared, text.n_shared = max(other.n_shared, n), max(text.n_shared, n)
-        text.wait = self.chances.begin(_TEXT)
+        text.floor = self.chances.kept(_TEXT)
         self.texts.append(text)
 
-    def remove_text(self, text: StoredText) -> None:
+    def remove_text(self, text: CachedSequence) -> None:
         """Without effect on a text that is not stored any more."""
         if not any(t is text for t in self.texts):
             return
@@ -313,7 +275,7 @@ class StateCache:
                 others = [t for t in self.texts if t is not one and t.scope == one.scope]
                 one.n_shared = max((n_common(one.ids, t.ids) for t in others), default=0)
 
-    def containing(self, ids: Ids, scope: str) -> StoredText | None:
+    def containing(self, ids: Ids, scope: str) -> CachedSequence | None:
         """The stored text that begins with these ids."""
         for text in self.texts:
             if text.scope == scope and len(text.ids) >= len(ids) and n_common(text.ids, ids) == len(ids):
@@ -326,20 +288,22 @@ class StateCache:
 
     def of_partial(self, partial: PartialState) -> float:
         seconds = partial.n_saved * self.row_seconds()
-        return self.chances.priority(partial.kind, partial.uses, seconds, partial.n_bytes, partial.wait)
+        return self.chances.priority(partial.kind, partial.uses, seconds, partial.n_bytes, partial.floor)
 
-    def _priority(self, one: StoredText | PartialState) -> float:
-        """The priority of a state that is kept, as old as it is now."""
+    def _priority(self, one: CachedSequence | PartialState) -> float:
+        """The priority of a state that is kept."""
         if isinstance(one, PartialState):
             return self.of_partial(one)
         seconds = (len(one.ids) - one.n_shared) * self.row_seconds()
-        return self.chances.priority(_TEXT, one.uses, seconds, one.n_bytes, one.wait)
+        return self.chances.priority(_TEXT, one.uses, seconds, one.n_bytes, one.floor)
 
-    def used(self, one: StoredText | PartialState) -> None:
+    def used(self, one: CachedSequence | PartialState) -> None:
         """A state was of use: it is worth more from now on."""
         one.uses += 1
-        if one.wait is not None:
-            one.wait = self.chances.returned(one.wait)
+        if one.floor is not None:
+            kind = one.kind if isinstance(one, PartialState) else _TEXT
+            self.chances.returned(kind)
+            one.floor = self.chances.kept(kind)
         one.priority = self._priority(one)
 
     def clear(self) -> None:
@@ -348,7 +312,7 @@ class StateCache:
             partial.state = None
         self.texts = []
 
-    def _evict(self, one: StoredText | PartialState) -> None:
+    def _evict(self, one: CachedSequence | PartialState) -> None:
         self.chances.evicted(one.priority)
         self.n_evicted += 1
         if isinstance(one, PartialState):
@@ -357,7 +321,7 @@ class StateCache:
             self.remove_text(one)
 
 
-def merge(text: StoredText, partials: list[PartialState]) -> None:
+def merge(text: CachedSequence, partials: list[PartialState]) -> None:
     """Add the states at boundaries where the text has none."""
     have = {p.n for p in text.partials if p.state is not None}
     text.partials = sorted(

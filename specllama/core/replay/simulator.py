@@ -289,16 +289,20 @@ class Replay:
 
     def _round(self, active: dict[int, _Text], done: Replayed) -> None:
         began = self.machine.now
-        n_again = sum(text.n_again for text in active.values())
-        rooms = {slot: len(text.trace.text) - text.at - 1 for slot, text in active.items()}
+        n_recomputed = sum(text.n_recomputed for text in active.values())
+        max_draft_len = {slot: len(text.trace.text) - text.at - 1 for slot, text in active.items()}
         held = 0
         if self.one_width:
             (first, *others) = active.values()
             held = self.policy.total_width(len(active)) if others else first.width
-            rooms = {slot: min(room, max(0, held - len(active))) for slot, room in rooms.items()}
-        drafts = self.policy.draft(rooms, inf, replace(self._limits, n_again=n_again, width=held))
+            max_draft_len = {
+                slot: min(room, max(0, held - len(active))) for slot, room in max_draft_len.items()
+            }
+        drafts = self.policy.draft(
+            max_draft_len, inf, replace(self._limits, n_recomputed=n_recomputed, width=held)
+        )
         drafted = self.machine.now
-        rows = len(active) + n_again + sum(d.n_rows for d in drafts.values())
+        rows = len(active) + n_recomputed + sum(d.n_rows for d in drafts.values())
         width = max(rows, held)
         self.machine.spend(self.seconds(width))
         decoded = self.machine.now
@@ -329,13 +333,13 @@ class Replay:
 
 @dataclass(slots=True)
 class _Text:
-    """A text that is being decoded. at: tokens so far. n_again: those that are to be evaluated again. width:
-    of all its decodes, 0 where that may change.
+    """A text that is being decoded. at: tokens so far. n_recomputed: those that are to be evaluated again.
+    width: of all its decodes, 0 where that may change.
     """
 
     trace: Trace
     at: int = 0
-    n_again: int = 0
+    n_recomputed: int = 0
     width: int = 0
 
     def verify(self, slot: int, draft: Draft) -> VerifyResult:
@@ -347,7 +351,7 @@ class _Text:
         n_accept += n_branch
         emitted = rest[: n_accept + 1]
         self.at += len(emitted)
-        self.n_again = min(n_branch, len(emitted) - 1)
+        self.n_recomputed = min(n_branch, len(emitted) - 1)
         return VerifyResult(slot, draft, n_accept, len(emitted), n_branch)
 
 

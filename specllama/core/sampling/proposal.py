@@ -1,4 +1,4 @@
-"""What a draft model or a head proposes from a row of its logits: its choice, and what it would choose if
+"""The proposal of a draft model or a head from a row of its logits: its choice, and what it would choose if
 it could not choose that.
 """
 

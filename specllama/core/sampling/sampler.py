@@ -404,8 +404,8 @@ class KeyedSampler:
     def _candidates(
         self, maxima: BlockMaxima, top: float, top_k: int, floor: float, margin: bool
     ) -> tuple[Ids, Values, float | None, float]:
-        """What truncation may keep: ids, their logits (in order where a part of them may be cut off), mass
-        (see `_truncate`), and the bound `unseen`. top: the largest logit. top_k: 0 if off.
+        """The tokens that truncation may keep: ids, their logits (in order where a part of them may be cut
+        off), mass (see `_truncate`), and the bound `unseen`. top: the largest logit. top_k: 0 if off.
         """
         row, mass = maxima.row, None
         if top_k:

@@ -8,7 +8,7 @@ import pytest
 
 from specllama.core.engine import Engine
 from specllama.core.policy.fixed import Fixed
-from specllama.core.prefix.stored import StoredText, as_ids
+from specllama.core.prefix.stored import CachedSequence, as_ids
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.sequence import Generation, Request
 from specllama.testing import TableContext
@@ -31,7 +31,7 @@ class Server:
             cache_budget=budget,
         )
 
-    def submit(self, prompt: list[int], n: int = 8, stored: StoredText | None = None) -> Generation:
+    def submit(self, prompt: list[int], n: int = 8, stored: CachedSequence | None = None) -> Generation:
         params = SamplingParams(temperature=1.0, max_tokens=n, ignore_eos=True)
         return self.engine.submit(Request(prompt, params, 7), stored)
 
@@ -91,7 +91,7 @@ def test_a_text_from_the_disk_needs_no_budget(budget):
     source = Server()
     told = source.run(source.submit(OTHER))
     ids = source.engine.slots[0].ids
-    stored = StoredText(as_ids(ids), "", source.target.save(0), len(ids), [], 300)
+    stored = CachedSequence(as_ids(ids), "", source.target.save(0), len(ids), [], 300)
     server = Server(budget)
     both = [server.submit(OTHER, 8, stored), server.submit([*OTHER, 8], 8, stored)]
     for one in both:
@@ -107,7 +107,7 @@ def test_a_text_from_the_disk_of_another_scope_is_not_used():
     source.run(source.submit(OTHER))
     ids = source.engine.slots[0].ids
     server = Server()
-    foreign = StoredText(as_ids(ids), "another", source.target.save(0), len(ids), [], 300)
+    foreign = CachedSequence(as_ids(ids), "another", source.target.save(0), len(ids), [], 300)
     assert server.run(server.submit(OTHER, 8, foreign)).stats.n_reused == 0
 
 

@@ -297,7 +297,7 @@ def test_a_number_of_second_candidates_is_used_wherever_there_are_drafts():
 def test_rows_that_are_evaluated_again_count_in_the_cost_of_a_round(width):
     planner, _ = planner_over()
     costs = planner.costs
-    budget = planner._begin_round(1, inf, RoundLimits(n_again=3, width=width))
+    budget = planner._begin_round(1, inf, RoundLimits(n_recomputed=3, width=width))
     assert budget.max_rows == (width or DEFAULT.max_rows) - 3
     assert budget.predict(1) == pytest.approx(costs.predict(width or 4))
     assert budget.upper_bound(5) == pytest.approx(costs.upper_bound(width or 8))

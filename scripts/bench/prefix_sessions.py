@@ -1,6 +1,6 @@
-"""Which evicted texts come back: the order of eviction with the age of states and without it, replayed.
+"""Sessions replayed through the prefix store: the tokens that are evaluated, by the memory that there is.
 
-usage: python -m scripts.bench.prefix_ages [--file FILE ...] [--seeds 5]
+usage: python -m scripts.bench.prefix_sessions [--file FILE ...] [--seeds 5]
 
 Replays requests through the engine on a table in place of a model, whose caches are cut anywhere ("full") or
 at partial states alone ("rollback"), with several budgets of memory. FILE: a session, as a list of bodies of
@@ -85,7 +85,7 @@ def mixed(rng: random.Random, sessions: Sequence[list[Turn]]) -> list[Turn]:
     return found
 
 
-def replay(turns: Sequence[Turn], memory: Any, budget: float, by_age: bool) -> tuple[int, float]:
+def replay(turns: Sequence[Turn], memory: Any, budget: float) -> tuple[int, float]:
     """(Tokens evaluated, the share of the ids in memory at the end that another text has too)."""
     ticks = itertools.count()
     target = TableContext(N_VOCAB, 1 << 18, N_SLOTS, memory, n_batch=512)
@@ -98,7 +98,6 @@ def replay(turns: Sequence[Turn], memory: Any, budget: float, by_age: bool) -> t
         room=lambda _: True,
         cache_budget=budget,
     )
-    engine.scheduler.store.state_cache.chances.by_age = by_age
     n = 0
     for prompt, places in turns:
         params = SamplingParams(temperature=1.0, max_tokens=N_ANSWER, ignore_eos=True)
@@ -119,19 +118,16 @@ def main() -> None:
     found: dict[str, Any] = {}
     for memory in ("full", "rollback"):
         for budget in (1000, 2000, 3000, 5000, 10_000):
-            sums, shares = {True: 0, False: 0}, list[float]()
+            evaluated, shares = 0, list[float]()
             for seed in range(given.seeds):
                 rng = random.Random(seed)
                 sessions = [recorded(path) for path in given.file] or made_up(rng)
                 turns = mixed(rng, sessions)
-                for by_age in sums:
-                    n, share = replay(turns, memory, budget, by_age)
-                    sums[by_age] += n
+                n, share = replay(turns, memory, budget)
+                evaluated += n
                 shares.append(share)
             found[f"{memory} {budget}"] = {
-                "by_kind_and_age": sums[True],
-                "by_kind": sums[False],
-                "ratio": round(sums[True] / sums[False], 4),
+                "evaluated": evaluated,
                 "shared": round(sum(shares) / len(shares), 3),
             }
     print(json.dumps(found, indent=2))
