@@ -23,7 +23,7 @@ _Read = Callable[[Any], Any]
 
 
 def _plain(value: object) -> object:
-    """What JSON has no word for: dataclasses and mappings other than dict."""
+    """Dataclasses and mappings other than dict, for which JSON has no word, as dict."""
     if is_dataclass(value):
         return {f.name: getattr(value, f.name) for f in fields(value)}
     if isinstance(value, Mapping):

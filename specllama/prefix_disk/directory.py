@@ -57,7 +57,7 @@ class StateDirectory:
 
     @property
     def secret(self) -> bytes:
-        """What distinguishes this directory from others, b"" before `open`; it never leaves this machine."""
+        """The key of its hashes, b"" before `open`; it never leaves this machine."""
         return self._secret
 
     def open(self, create: bool) -> bool:

@@ -39,7 +39,7 @@ class StateUse(NamedTuple):
 
 @dataclass(slots=True)
 class StateLedger:
-    """What the processes that share a directory know of its states beyond their headers: index.json.
+    """Figures of states beyond their headers, shared by the processes of a directory: index.json.
 
     inflation: see above. load_rate: bytes a second, as measured, 0 before. states: by name.
     """

@@ -1,4 +1,4 @@
-"""Whose a state is, and of which model: names that say nothing about API keys and texts.
+"""The owner and the model of a state: names that say nothing about API keys and texts.
 
 The name of a key depends on the key and on the secret of the directory, and not on its place in a list of
 keys, which may be another one after a restart. Knows no requests.

@@ -1,4 +1,4 @@
-"""What the file of a profile holds: reading its parts, of which malformed ones count as missing, and
+"""The file of a profile: reading its parts, of which malformed ones count as missing, and
 merging comparisons of rows.
 """
 
@@ -150,13 +150,13 @@ def bucket_of(n_ids: int, config: PolicyConfig = DEFAULT) -> int:
 
 
 StoredPair = dict[str, Mapping[str, Any]]
-"""What was learnt about a pair. pair: its key (PairKey). learnt: of `PairState.to_dict`."""
+"""The learnt figures of a pair. pair: its key (PairKey). learnt: of `PairState.to_dict`."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProfileSnapshot:
-    """What is merged with the stored profile: figures, seconds of plain decodes and curves by range of
-    context lengths, and pairs. measured: times of day, by `DATED`.
+    """The part that is merged with the stored profile: figures, seconds of plain decodes and curves by range
+    of context lengths, and pairs. measured: times of day, by `DATED`.
     """
 
     figures: Mapping[str, float]
@@ -220,7 +220,8 @@ class HeadKey(TypedDict):
 
 
 class PairKey(TypedDict):
-    """What drafts: a draft model or a head, the target's own head next to a draft model, and the drafters."""
+    """The drafters: a draft model or a head, the target's own head next to a draft model, and the
+    drafters."""
 
     draft: ModelKey | HeadKey | None
     head: NotRequired[HeadKey]

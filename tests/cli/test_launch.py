@@ -76,7 +76,7 @@ class Home(Command):
 
     @property
     def yaml(self) -> Path:
-        return self.home / "config" / "io.datasette.llm" / "extra-openai-models.yaml"
+        return self.cache / "launch" / "llm" / "extra-openai-models.yaml"
 
 
 @pytest.fixture
@@ -118,7 +118,7 @@ def settings_of(name: str, home: Home, record: dict[str, Any]) -> tuple[str, str
         return model["apiBase"], model["model"]
     if name == "llm":
         (model,) = yaml.safe_load(home.yaml.read_text("utf-8"))
-        assert env["LLM_MODEL"] == model["model_id"]
+        assert (env["LLM_MODEL"], env["LLM_USER_PATH"]) == (model["model_id"], str(home.yaml.parent))
         return model["api_base"], model["model_name"]
     if name == "aider":
         return env["OPENAI_API_BASE"], argv[argv.index("--model") + 1].removeprefix("openai/")
@@ -205,41 +205,6 @@ def test_a_server_is_started_and_ended(home: Home) -> None:
         Api(host, int(port)).get("/health")
 
 
-OTHERS = "# mine\n- model_id: other\n  model_name: x\n  api_base: http://127.0.0.1:9/v1\n"
-
-
-def test_llms_entry_ends_with_the_server(home: Home) -> None:
-    """What was there before stays. The entry of a server that was found stays too."""
-    home.yaml.parent.mkdir(parents=True)
-    home.yaml.write_text(OTHERS)
-    done = home("launch", "llm", "--port", "0", "--", "x")
-    assert done.code == 7, done.err
-    assert home.record("llm")["env"]["LLM_MODEL"] == "specllama"
-    assert home.yaml.read_text() == OTHERS
-    assert not list((home.cache / "launch" / "entries").iterdir())
-
-
-def test_llms_entry_of_a_killed_launch_is_removed_by_the_next_one(home: Home, running: Server) -> None:
-    process = home.start("launch", "llm", "--port", "0", "--", "wait", stderr=subprocess.DEVNULL)
-    assert process.stdout is not None
-    assert process.stdout.readline() == b"waiting\n"
-    (entry,) = yaml.safe_load(home.yaml.read_text())
-    elsewhere = ("launch", "codex", "--url", running.url, "--force")
-    keyed = {"SPECLLAMA_API_KEY": KEY}
-    assert home(*elsewhere, env=keyed).code == 7
-    assert yaml.safe_load(home.yaml.read_text()) == [entry], "its server runs"
-    started = psutil.Process(process.pid).children()
-    process.kill()
-    for one in started:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            one.kill()
-    process.communicate(timeout=SOON)
-    done = home(*elsewhere, env=keyed)
-    assert f"an entry for a server that has ended was removed from {home.yaml}" in done.err
-    assert not home.yaml.exists(), "there was none before"
-    assert "was removed" not in home(*elsewhere, env=keyed).err
-
-
 def test_a_killed_launch_takes_its_server_along(home: Home) -> None:
     """Before that: -m is the file that the server has, not another one of that name, and an agent is not
     started for a model that was trained on less than it needs.
@@ -301,40 +266,20 @@ def test_signals(home: Home, running: Server) -> None:
         home.end_started()
 
 
-OTHERS = """# mine
-- model_id: other   # a comment
-  model_name: x
-  api_base: "http://other"
-"""
-
-
 def test_settings_of_the_user_are_kept(home: Home, running: Server) -> None:
-    """And a file that cannot be read stays as it is."""
-    home.yaml.parent.mkdir(parents=True)
-    home.yaml.write_text(OTHERS, "utf-8")
-    broken = home.home / "broken" / home.yaml.name
-    broken.parent.mkdir()
-    broken.write_text("- [", "utf-8")
+    mine = home.home / "config" / "io.datasette.llm" / "extra-openai-models.yaml"
+    mine.parent.mkdir(parents=True)
+    mine.write_text("- [", "utf-8")
     before = {"theme": "mine", "provider": {"other": {"name": "o"}}}
     args, env = ("--url", running.url, "--force"), {"SPECLLAMA_API_KEY": KEY}
-    first, second, bad, code = home.batch(
-        CommandLine(("launch", "llm", *args), env),
-        CommandLine(("launch", "llm", *args), env),
-        CommandLine(("launch", "llm", *args), {**env, "LLM_USER_PATH": str(broken.parent)}),
+    llm, code = home.batch(
+        CommandLine(("launch", "llm", *args), {**env, "LLM_USER_PATH": str(mine.parent)}),
         CommandLine(("launch", "opencode", *args), {**env, "OPENCODE_CONFIG_CONTENT": json.dumps(before)}),
     )
-    copy = home.yaml.with_name(home.yaml.name + ".before-specllama")
-    assert (first.code, second.code, code.code) == (7, 7, 7)
-    assert str(copy) in first.err
-    assert str(copy) not in second.err
-    assert copy.read_text("utf-8") == OTHERS
-    after = home.yaml.read_text("utf-8")
-    assert after.startswith(OTHERS)
-    assert [one["model_id"] for one in yaml.safe_load(after)] == ["other", "specllama"]
+    assert (llm.code, code.code) == (7, 7)
+    assert [(p.name, p.read_text("utf-8")) for p in mine.parent.iterdir()] == [(mine.name, "- [")]
     assert home.record("llm")["argv"] == ["chat"]
     assert home.record("llm")["env"]["OPENAI_API_KEY"] == KEY
-    assert_error(bad, 2, str(broken), "is not YAML", "left as it is")
-    assert [(p.name, p.read_text("utf-8")) for p in broken.parent.iterdir()] == [(broken.name, "- [")]
     config = json.loads(home.record("opencode")["env"]["OPENCODE_CONFIG_CONTENT"])
     assert config["theme"] == "mine"
     assert set(config["provider"]) == {"other", "specllama"}

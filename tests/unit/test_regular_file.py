@@ -15,8 +15,6 @@ import pytest
 from specllama import wire
 from specllama.cli.chat import conversation
 from specllama.cli.chat.terminal import HistoryFile
-from specllama.cli.launch import files as client_files
-from specllama.cli.launch.client import ClientFile
 from specllama.config.store import stored_object
 from specllama.config.toml_file import read_start, read_text
 from specllama.errors import SpecllamaError
@@ -42,7 +40,6 @@ READERS: dict[str, Callable[[Path], object]] = {
     "slot": lambda path: read_slot_file(path, "", "", 1),
     "inputs": lambda path: HistoryFile(path).read(),
     "conversation": lambda path: conversation.read(str(path)),
-    "client": lambda path: client_files.changed(ClientFile(path, lambda text: text or "")),
 }
 
 

@@ -317,7 +317,7 @@ def _object(text: str, path: Path) -> Mapping[str, Any]:
 
 
 def _damage(text: str, error: json.JSONDecodeError) -> str:
-    """What is wrong with a text that is no JSON, in a clause."""
+    """The reason why a text is no JSON, in a clause."""
     if not text.strip():
         return "it is empty"
     is_cut = error.msg.startswith("Unterminated") or not text[error.pos :].strip()

@@ -45,7 +45,7 @@ class ChatEngine:
 
     @property
     def info(self) -> LoadInfo:
-        """What was loaded, and how it drafts now."""
+        """The loaded models, and how they draft now."""
         assert self._info is not None
         return self._info
 
@@ -107,7 +107,7 @@ class ChatEngine:
             raise LeaveError(INTERRUPTED) from None
 
     def answer_reader(self) -> CallReader | None:
-        """What reads the next answer, see LoadInfo.answer_reader."""
+        """The reader of the next answer, see LoadInfo.answer_reader."""
         return self.info.answer_reader(self.tools)
 
     def answer(

@@ -1,4 +1,4 @@
-"""What a client is to `launch`: the program, the context it needs, and its settings for a server."""
+"""A client of `launch`: its program, the context it needs, and its settings for a server."""
 
 from __future__ import annotations
 
@@ -9,11 +9,17 @@ from pathlib import Path
 
 from specllama.config.option import Option, row, table
 from specllama.config.options import SERVE
+from specllama.config.store import cache_dir
 from specllama.errors import UsageError
 
 AGENT_CONTEXT = 32768  # tokens: an agent's instructions, tools and first files
 Variables = Mapping[str, str]
 NO_KEY = "unused"  # for clients that insist on a key
+
+
+def folder() -> Path:
+    """Where the files of clients are."""
+    return cache_dir() / "launch"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,27 +46,15 @@ class ModelServer:
 
 
 @dataclass(frozen=True, slots=True)
-class ClientFile:
-    """A file that the client reads. change: from its text, None if there is no file, to the new one; raises
-    UsageError for a text that it does not understand. own: only `launch` writes it, and no copy is kept.
-    entry: what tells the item that `change` puts into a YAML list, which is removed with a server that ends
-    with the client.
-    """
-
-    path: Path
-    change: Callable[[str | None], str]
-    own: bool = False
-    entry: Mapping[str, str] | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class ClientSettings:
-    """How a client is started. variables: to set; removed: to unset; arguments: before the user's own."""
+    """How a client is started. variables: to set; removed: to unset; arguments: before the user's own. files:
+    that it reads, in a folder of `launch`'s own, with their texts.
+    """
 
     variables: Variables = field(default_factory=dict)
     removed: Sequence[str] = ()
     arguments: Sequence[str] = ()
-    files: Sequence[ClientFile] = ()
+    files: Mapping[Path, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,6 @@ from typing import Any
 
 from specllama.cli import console
 from specllama.cli.launch import files, server
-from specllama.cli.launch import files as leftovers
 from specllama.cli.launch.client import Client, ClientSettings, ModelServer
 from specllama.cli.launch.client import client as client_named
 from specllama.cli.launch.files import SHOWN_KEY, printed
@@ -71,13 +70,8 @@ def launch(given: Mapping[str, Any]) -> int:
         if own is None:
             console.note(f"using {printable(running.model)} at {running.url}")
         settings = client.settings(running, os.environ)
-        for path in leftovers.remove_left():
-            console.note(f"note: an entry for a server that has ended was removed from {path}")
-        for file in settings.files:
-            if own is not None and file.entry is not None:
-                stack.enter_context(leftovers.entry_while_running(file))
-            if (copy := files.write(file)) is not None:
-                console.note(f"note: {file.path} was changed; what was there before is in {copy}")
+        for path, text in settings.files.items():
+            files.write(path, text)
         return _run([program, *settings.arguments, *arguments], _environment(settings))
 
 
@@ -112,7 +106,7 @@ def serve_options(given: Mapping[str, Any]) -> Sequence[str]:
 
 
 def _address(host: str) -> str:
-    """What a client on this machine connects to."""
+    """The address to which a client on this machine connects."""
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"[{host}]" if ":" in host and not host.startswith("[") else host
 

@@ -10,12 +10,11 @@ import json
 from specllama.cli.launch.client import (
     AGENT_CONTEXT,
     Client,
-    ClientFile,
     ClientSettings,
     ModelServer,
     Variables,
+    folder,
 )
-from specllama.config.store import cache_dir
 
 _PROVIDER = "openai-compatible"
 
@@ -31,10 +30,10 @@ def _settings(server: ModelServer, _environ: Variables) -> ClientSettings:
     text = json.dumps(
         {"version": 1, "lastUsedProvider": _PROVIDER, "modes": {}, "providers": {_PROVIDER: entry}}, indent=2
     )
-    folder = cache_dir() / "launch" / "cline"
+    own = folder() / "cline"
     return ClientSettings(
-        arguments=("--data-dir", str(folder), "-P", _PROVIDER, "-m", server.model),
-        files=(ClientFile(folder / "settings" / "providers.json", lambda _: text, own=True),),
+        arguments=("--data-dir", str(own), "-P", _PROVIDER, "-m", server.model),
+        files={own / "settings" / "providers.json": text},
     )
 
 

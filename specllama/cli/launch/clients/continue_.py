@@ -7,12 +7,11 @@ import json
 from specllama.cli.launch.client import (
     AGENT_CONTEXT,
     Client,
-    ClientFile,
     ClientSettings,
     ModelServer,
     Variables,
+    folder,
 )
-from specllama.config.store import cache_dir
 from specllama.json_types import JsonObject
 
 _KEY = "SPECLLAMA_API_KEY"
@@ -34,11 +33,11 @@ def _settings(server: ModelServer, _environ: Variables) -> ClientSettings:
             "maxTokens": server.n_ctx // 4,
         }
     text = json.dumps({"name": "specllama", "version": "1.0.0", "schema": "v1", "models": [model]}, indent=2)
-    path = cache_dir() / "launch" / "continue.yaml"
+    path = folder() / "continue.yaml"
     return ClientSettings(
         {"CONTINUE_CLI_ENABLE_TELEMETRY": "0"} | ({_KEY: server.key} if server.key else {}),
         arguments=("--config", str(path)),
-        files=(ClientFile(path, lambda _: text, own=True),),
+        files={path: text},
     )
 
 

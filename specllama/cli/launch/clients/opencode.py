@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from typing import Any
 
+from specllama import wire
 from specllama.cli.launch.client import AGENT_CONTEXT, Client, ClientSettings, ModelServer, Variables
-from specllama.cli.launch.files import merged, parsed_object
 from specllama.errors import UsageError
 from specllama.json_types import JsonObject
 
@@ -31,12 +33,28 @@ def _settings(server: ModelServer, environ: Variables) -> ClientSettings:
         "share": "disabled",
         "provider": {"specllama": provider},
     }
-    try:
-        before = parsed_object(environ.get(_CONFIG) or "{}")
-    except UsageError as error:
-        raise error.prefixed(f"{_CONFIG} ") from None
-    variables = {_CONFIG: json.dumps(merged(before, config))}
+    variables = {_CONFIG: json.dumps(merged(_given(environ), config))}
     return ClientSettings(variables | ({_KEY: server.key} if server.key else {}))
+
+
+def _given(environ: Variables) -> JsonObject:
+    """The user's own configuration in the variable. Raises UsageError."""
+    try:
+        return wire.from_text(dict[str, Any], environ.get(_CONFIG) or "{}")
+    except ValueError as error:
+        hint = "it was left as it is; correct or move it"
+        raise UsageError(f"{_CONFIG} is not JSON, or no object: {error}", hint) from None
+
+
+def merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> JsonObject:
+    """The old object with the values of the new one, objects within merged."""
+    entries = dict(old)
+    for name, value in new.items():
+        if isinstance(value, dict) and isinstance(before := entries.get(name), dict):
+            entries[name] = merged(before, value)
+        else:
+            entries[name] = value
+    return entries
 
 
 OPENCODE = Client("opencode", "npm install -g opencode-ai", _settings, AGENT_CONTEXT)
