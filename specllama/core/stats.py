@@ -6,9 +6,9 @@ Knows no clock and no models; fronts import it, so it needs no numpy.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from specllama.core.policy.base import Draft, Round, VerifyResult
@@ -216,23 +216,6 @@ class RunStats:
             "sampling": self.sampling_seconds,
             "other": max(0.0, self.decode_seconds - known),
         }
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data; `from_dict` is the inverse."""
-        data = {name: getattr(self, name) for name in self.__slots__}
-        data["drafted_by"], data["forced_by"] = dict(self.drafted_by), dict(self.forced_by)
-        for name in ("reached_by", "accepted_by"):
-            data[name] = {source: list(counts) for source, counts in data[name].items()}
-        return data
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> RunStats:
-        by: dict[str, object] = {name: Counter(data.get(name, {})) for name in ("drafted_by", "forced_by")}
-        for name in ("round_seconds", "steady_by_rows"):
-            by[name] = {int(n): (count, seconds) for n, (count, seconds) in data[name].items()}
-        by["width_changes"] = [(n, width) for n, width in data.get("width_changes", [])]
-        by["shortest"] = {int(n): seconds for n, seconds in data["shortest"].items()}
-        return cls(**{**data, **by})
 
 
 def summed(stats: Iterable[RunStats]) -> RunStats:
