@@ -60,21 +60,19 @@ class ModelInfo:
 
 @dataclass(frozen=True, slots=True)
 class LoadDetails:
-    """What the program itself wants to know of a load, and `LLM.info` does not have.
+    """Facts about a load for the program itself, which `LLM.info` does not have.
 
     priced, forced: the drafters that are a model, and those of what a grammar forces. call_format: name of
     the format in which the model writes tool calls; call_tokens: its texts that are control tokens;
-    template_tools, template_reasons: whether the chat template itself shows tools, and whether it knows
-    reasoning. architecture, n_layer: of the target's file. infill: whether the vocabulary has tokens for
-    filling a gap. host_bytes, device_bytes: memory of all models by the plan. gpus: the GPUs of the build,
-    with the memory that is free after the load.
+    template_reasons: whether the chat template knows reasoning. architecture, n_layer: of the target's file.
+    infill: whether the vocabulary has tokens for filling a gap. host_bytes, device_bytes: memory of all
+    models by the plan. gpus: the GPUs of the build, with the memory that is free after the load.
     """
 
     priced: tuple[str, ...] = ()
     forced: tuple[str, ...] = ()
     call_format: str = ""
     call_tokens: tuple[str, ...] = ()
-    template_tools: bool = False
     template_reasons: bool = False
     infill: bool = False
     architecture: str = ""

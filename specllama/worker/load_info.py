@@ -78,7 +78,6 @@ def _details(loaded: Loaded, calls: ToolCalls) -> LoadDetails:
         forced=tuple(d.name for d in loaded.drafters if d.forces),
         call_format=calls.format.name,
         call_tokens=tuple(calls.tokens),
-        template_tools=calls.abilities.tools,
         template_reasons=calls.reasons,
         infill=not fim_tokens(loaded.model).missing,
         architecture=header.architecture,

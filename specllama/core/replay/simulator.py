@@ -199,7 +199,6 @@ class Replayed:
     rounds: int = 0
     n_drafted: int = 0
     n_accept: int = 0
-    n_branch_drafted: int = 0
     n_branch_accept: int = 0
 
 
@@ -314,7 +313,6 @@ class Replay:
             done.tokens += outcome.n_emitted
             done.n_drafted += outcome.draft.n_rows
             done.n_accept += outcome.n_accept
-            done.n_branch_drafted += outcome.draft.n_in_branches
             done.n_branch_accept += outcome.n_branch
         done.rounds += 1
         seconds = decoded - drafted, drafted - began, decoded - began
