@@ -27,7 +27,7 @@ from specllama.errors import (
     UsageError,
 )
 from specllama.json_types import JsonObject
-from specllama.models.hub.http import retry_after
+from specllama.models.progress import retry_after
 
 # One streamed answer: the times of its text and the counters of its server.
 

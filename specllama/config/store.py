@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
 import secrets
-from collections.abc import Iterator, Mapping
+import shutil
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +45,65 @@ def write_whole(path: Path, contents: str | bytes, mode: int = 0o666, sync: bool
     finally:
         with contextlib.suppress(OSError):
             new.unlink(missing_ok=True)
+
+
+# Errors of operations that a file system does not have, such as locks and modes on some networks' ones.
+NOT_THERE = frozenset(
+    (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.ENOLCK)
+)
+_LOCK_SECONDS = 0.25
+
+
+def sync(number: int) -> None:
+    """Write a file through to its disk, where the file system can. Raises OSError if writing fails."""
+    try:
+        os.fsync(number)
+    except OSError as error:
+        if error.errno not in (errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS):
+            raise
+
+
+def sync_folder(path: Path) -> None:
+    """Make new names in a folder durable, where the system lets it be opened for that."""
+    with contextlib.suppress(OSError):
+        number = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(number)
+        finally:
+            os.close(number)
+
+
+def free_bytes(path: Path) -> int | None:
+    """Free bytes on the disk of a directory, which need not exist yet; None if unknown."""
+    for there in (path, *path.parents):
+        with contextlib.suppress(OSError):
+            return shutil.disk_usage(there).free
+    return None
+
+
+@contextlib.contextmanager
+def locked(path: Path, waiting: Callable[[], None], mode: int = 0o644) -> Iterator[None]:
+    """Hold a lock file against all other processes; the system releases it with a process that ends. Without
+    one on a file system that has no locks. waiting: called every quarter of a second while another process
+    holds it. mode: of the file. Raises OSError.
+    """
+    from filelock import FileLock
+
+    lock = FileLock(path, mode=mode)
+    while not lock.is_locked:
+        try:
+            lock.acquire(timeout=_LOCK_SECONDS)
+        except TimeoutError:
+            waiting()
+        except OSError as error:
+            if error.errno not in NOT_THERE:
+                raise
+            break
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):  # the lock ends with the process in any case
+            lock.release()
 
 
 SCHEMA = 1

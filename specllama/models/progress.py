@@ -5,12 +5,17 @@ Prints nothing: cli implements the listener.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from specllama.clock import sleep
 from specllama.errors import NetworkError
+
+_SECONDS = re.compile(r"\d{1,19}", re.ASCII)
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +88,17 @@ class RetryPolicy:
         self._listener, self._waits, self._longest, self._sleep = listener, waits, longest, sleep
         self._failed = 0
 
+    def run(self, work: Callable[[], Result]) -> Result:
+        """The result of `work`, called again after each RetryableError. Raises what `wait` raises."""
+        while True:
+            try:
+                result = work()
+            except RetryableError as error:
+                self.wait(error)
+            else:
+                self.reset()
+                return result
+
     def reset(self) -> None:
         """Start over with the first wait: an attempt made progress."""
         self._failed = 0
@@ -101,3 +117,28 @@ class RetryPolicy:
         self._listener.clear()
         self._listener.note(f"{error.message}; trying again in {seconds:g} s")
         self._sleep(seconds)
+
+
+def retry_after(headers: Mapping[str, str]) -> float | None:
+    """Seconds to wait by the Retry-After header of a refusal, None where it is missing or says nothing.
+
+    A date is compared with the Date of the same answer: a wrong clock here does not matter. Without that it
+    is compared with the time of day here.
+    """
+    text = headers.get("Retry-After", "").strip()
+    if _SECONDS.fullmatch(text):
+        return float(text)
+    until = _time_of_day(text)
+    if until is None:
+        return None
+    now = _time_of_day(headers.get("Date", "").strip())
+    return max(0.0, until - (time.time() if now is None else now))
+
+
+def _time_of_day(text: str) -> float | None:
+    import email.utils
+
+    try:
+        return email.utils.parsedate_to_datetime(text).timestamp()
+    except (ValueError, TypeError, OverflowError):
+        return None

@@ -255,16 +255,10 @@ class Library:
 
         if model.path or model.listing is None or model.files is None:
             return read_model(model.path)
-        from specllama.models.hub.api import gated
         from specllama.models.hub.remote_header import remote_header
 
         cache = RepoCache(self.root, model.listing.name.repo)
-        try:
-            return remote_header(self.hub, model.listing, model.files, cache, self.listener)
-        except AccessError:
-            if model.listing.gated:
-                raise gated(self.hub.endpoint, model.listing.name) from None
-            raise
+        return remote_header(self.hub, model.listing, model.files, cache, self.listener)
 
     def draft_for(self, target: ResolvedModel) -> tuple[ResolvedModel | None, list[ManifestEntry]]:
         """The first known draft for a target that is on disk, and all known drafts."""

@@ -1,32 +1,57 @@
-"""Listings of the hub's repositories: commit, files, sizes and hashes.
+"""The Hugging Face hub: listings of repositories, and GET requests for their files.
 
-Sends huggingface-hub's headers through its HTTP client, and raises its errors, but reads the response itself,
-whose size and depth are bounded. Transfers no content (transfer.py does), and sends no telemetry.
+Uses huggingface-hub's HTTP client and headers, so that its configuration applies, and reads responses itself:
+a listing is bounded, and a file is requested from any byte. The client follows redirects and sends the token
+to no other host. No telemetry is sent.
 """
 
 from __future__ import annotations
 
 import json
 import re
-import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
-from specllama.clock import ended, wait_until
+import httpx2
+
+from specllama.clock import running_time
 from specllama.errors import AccessError, NetworkError, NotFoundError, SpecllamaError, UsageError
 from specllama.models.hub.env import hub_endpoint, is_offline
-from specllama.models.hub.http import NETWORK_HINT, TOKEN_HINT, Web, origin, refusal, session, unreachable
 from specllama.models.names import RepoName, check_file
-from specllama.models.progress import Listener, RetryableError, RetryPolicy
+from specllama.models.progress import Listener, RetryableError, RetryPolicy, retry_after
 
-_WAITS = (1.0, 2.0, 4.0)  # seconds between attempts: a hub that is down is reported within ten
+NETWORK_HINT = (
+    "check the network, HF_ENDPOINT and the proxy variables; models that are on disk work without it"
+)
+TOKEN_HINT = "set HF_TOKEN to a token with access, or log in with hf auth login"
+SHORT_WAITS = (1.0, 2.0, 4.0)  # seconds between attempts: a hub that is down is reported within ten
 _MAX_BYTES = 8 << 20  # of a listing; a file takes about 300
 _MAX_VALUES = 400_000  # objects, lists and items of a listing, counted before it is parsed
 _MAX_SIZE = 1 << 50  # bytes of a file
+_MAX_ETAG = 1024  # characters
 _SHA1, _SHA256 = re.compile("[0-9a-f]{40}"), re.compile("[0-9a-f]{64}")
+_TEMPORARY = frozenset((408, 425, 429, 500, 502, 503, 504, 509, 520, 521, 522, 523, 524, 529))
+_WHOLE = re.compile(r"\d{1,19}", re.ASCII)
+_CONTENT_RANGE = re.compile(r"bytes (\d{1,19})-\d{1,19}/(?:(\d{1,19})|\*)", re.ASCII)
 
+
+class RangeError(Exception):
+    """The file ends before the requested range begins."""
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """The response to a GET request. start: offset of its first byte in the file. total: bytes of the whole
+    file, None if unknown. validator: a strong one for If-Range, or "". chunks: the bytes as they arrive.
+    """
+
+    start: int
+    total: int | None
+    validator: str
+    chunks: Iterator[bytes]
 
 @dataclass(frozen=True, slots=True)
 class HubFile:
@@ -60,120 +85,133 @@ class Hub:
 
     def __init__(self, environ: Mapping[str, str], listener: Listener) -> None:
         self.endpoint = hub_endpoint(environ)
-        self.offline = is_offline(environ)
-        self._environ, self._listener = environ, listener
-        self._web: Web | None = None
-
-    @property
-    def web(self) -> Web:
-        """Connections for content. Raises NetworkError if HF_HUB_OFFLINE is set."""
-        if self.offline:
-            raise NetworkError("HF_HUB_OFFLINE is set", "unset it, or use models that are on disk")
-        if self._web is None:
-            from huggingface_hub import constants
-
-            self._web = Web(self.endpoint, _token(), "specllama", float(constants.HF_HUB_DOWNLOAD_TIMEOUT))
-        return self._web
+        self._offline, self._listener = is_offline(environ), listener
 
     def listing(self, name: RepoName, wanted: str = "") -> Listing:
         """The repository at the revision of `name`, from the hub. wanted: what the user calls the model.
-        Raises NotFoundError, AccessError, NetworkError, and UsageError for a name that the hub does not
-        accept.
+        Raises NotFoundError, AccessError, NetworkError.
         """
-        if self.offline:
+        if self._offline:
             wanted = wanted or str(name)
             raise NetworkError(
                 f"{wanted} is not on disk, and HF_HUB_OFFLINE is set",
                 f"unset it, then: specllama pull {wanted}",
             )
         try:
-            known = origin(self.endpoint)[0] in ("http", "https") and urlsplit(self.endpoint).hostname
-        except ValueError:
-            known = False
-        if not known:
+            address = httpx2.URL(self.endpoint)
+        except httpx2.InvalidURL:
+            address = httpx2.URL()
+        if address.scheme not in ("http", "https") or not address.host:
             raise NetworkError(f"HF_ENDPOINT is {self.endpoint!r}, which is not a web address", NETWORK_HINT)
-        retries = RetryPolicy(self._listener, _WAITS)
-        while True:
-            try:
-                return self._request(name)
-            except RetryableError as error:
-                retries.wait(error)
+        return RetryPolicy(self._listener, SHORT_WAITS).run(lambda: self._listing(name))
 
     def size(self, listing: Listing, path: str) -> int | None:
         """The size of a file in bytes, from the headers of a response; None if they do not say. Raises as
         `listing`.
         """
-        retries = RetryPolicy(self._listener, _WAITS)
-        while True:
-            try:
-                with self.web.get(self.web.url(listing.name, listing.commit, path), 0, 1) as response:
-                    return response.total if (response.total or 0) <= _MAX_SIZE else None
-            except RetryableError as error:
-                retries.wait(error)
 
-    def _request(self, name: RepoName) -> Listing:
-        import httpx2
-        from huggingface_hub import constants
-        from huggingface_hub import errors as theirs
-        from huggingface_hub.utils import hf_raise_for_status  # type: ignore[attr-defined]
+        def total() -> int | None:
+            with self.get(listing, path, 0, 1) as content:
+                return content.total if (content.total or 0) <= _MAX_SIZE else None
 
-        constants.HF_HUB_DISABLE_TELEMETRY = (
-            True  # otherwise huggingface-hub first sends a request of its own
-        )
-        timeout = float(constants.HF_HUB_ETAG_TIMEOUT)
-        client = session()
-        try:
-            response = _within(timeout, lambda: self._response(client, name, timeout), self.endpoint)
-            hf_raise_for_status(response)
-            return _listing(name, _parsed(response.content))
-        except theirs.RevisionNotFoundError:
-            hint = "omit the part after @ for the newest one"
-            raise NotFoundError(f"{name.repo} has no revision {name.revision!r}", hint) from None
-        except theirs.GatedRepoError:
-            raise gated(self.endpoint, name) from None
-        except theirs.RepositoryNotFoundError as error:
-            raise self._absent(name, error.response.status_code) from None
-        except theirs.HFValidationError as error:
-            raise UsageError(str(error)) from None
-        except theirs.OfflineModeIsEnabled:
-            raise NetworkError("HF_HUB_OFFLINE is set", "unset it") from None
-        except theirs.HfHubHTTPError as error:
-            if error.response.status_code == 401:
-                raise self._absent(name, 401) from None
-            raise refusal(error.response.status_code, error.response.headers, self.endpoint) from None
-        except httpx2.HTTPError as error:
-            raise NetworkError(unreachable(error, self.endpoint).message, NETWORK_HINT) from None
-        except (KeyError, TypeError, ValueError, AttributeError, RecursionError, httpx2.InvalidURL):
-            raise NetworkError(f"{self.endpoint} does not respond as a hub does", NETWORK_HINT) from None
+        return RetryPolicy(self._listener, SHORT_WAITS).run(total)
 
-    def _response(self, client: Any, name: RepoName, timeout: float) -> Any:
-        """The response to the request for a listing, read. Raises ValueError for one that is too large, and
-        what httpx2 raises.
+    @contextmanager
+    def get(
+        self, listing: Listing, path: str, start: int = 0, end: int | None = None, validator: str = ""
+    ) -> Iterator[Content]:
+        """Bytes of a file from `start` up to `end` (exclusive; None: to the end of the file). They start at 0
+        if the server does not support ranges, or `validator` no longer matches the file.
+
+        Raises RetryableError for a temporary problem, also while the bytes arrive, RangeError, NotFoundError,
+        AccessError, NetworkError.
         """
-        import httpx2
-        from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
+        from huggingface_hub import constants
+
+        url = f"{self.endpoint}/{listing.name.repo}/resolve/{listing.commit}/{quote(path)}"
+        headers = {}
+        if start or end is not None:
+            headers["Range"] = f"bytes={start}-{'' if end is None else end - 1}"
+            if validator:
+                headers["If-Range"] = validator
+        response = None
+        try:
+            with self._requested(url, headers, constants.HF_HUB_DOWNLOAD_TIMEOUT) as response:
+                yield self._content(response, start, listing)
+        except httpx2.HTTPError as error:
+            raise _failure(error, begun=response is not None) from None
+
+    def _content(self, response: httpx2.Response, start: int, listing: Listing) -> Content:
+        status, host = response.status_code, response.url.host
+        if status == 416 and start:
+            raise RangeError
+        if status not in (200, 206):
+            raise self._refusal(response, listing.name, listing.gated)
+        if _compressed(response):
+            raise NetworkError(f"{host} sends the file compressed, which was not requested")
+        etag = response.headers.get("ETag", "")
+        validator = etag if etag.startswith('"') and len(etag) <= _MAX_ETAG else ""
+        if status == 200:
+            length = response.headers.get("Content-Length", "")
+            total = int(length) if _WHOLE.fullmatch(length) else None
+            return Content(0, total, validator, response.iter_raw())
+        given = response.headers.get("Content-Range", "")
+        match = _CONTENT_RANGE.fullmatch(given)
+        if match is None or int(match[1]) != start:
+            raise NetworkError(f"{host} responds with the bytes {given[:60]!r}, not with those from {start}")
+        return Content(start, int(match[2]) if match[2] else None, validator, response.iter_raw())
+
+    def _listing(self, name: RepoName) -> Listing:
+        from huggingface_hub import constants
 
         url = f"{self.endpoint}/api/models/{name.repo}/revision/{quote(name.revision, safe='')}"
-        # A compressed response could become a thousand times as large in one step.
-        headers = {**build_hf_headers(library_name="specllama"), "Accept-Encoding": "identity"}
-        body = bytearray()
-        asked = client.stream("GET", url, params={"blobs": True}, headers=headers, timeout=timeout)
-        with asked as response:
-            if response.headers.get("Content-Encoding", "identity") not in ("identity", ""):
-                raise ValueError("compressed")
-            for chunk in response.iter_raw():
-                body += chunk
-                if len(body) > _MAX_BYTES:
-                    raise ValueError("too large")
-        return httpx2.Response(
-            response.status_code, headers=response.headers, content=bytes(body), request=response.request
-        )
+        body, began, seconds = bytearray(), running_time(), float(constants.HF_HUB_ETAG_TIMEOUT)
+        try:
+            with self._requested(url, {}, seconds, blobs=True) as response:
+                if not response.is_success:
+                    raise self._unlisted(response, name)
+                for chunk in response.iter_raw():
+                    body += chunk
+                    if len(body) > _MAX_BYTES or _compressed(response) or running_time() - began > seconds:
+                        raise ValueError("too large or too slow")
+            return _listing(name, _parsed(bytes(body)))
+        except httpx2.HTTPError as error:
+            raise NetworkError(_failure(error, begun=False).message, NETWORK_HINT) from None
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
+            raise NetworkError(f"{self.endpoint} does not respond as a hub does", NETWORK_HINT) from None
 
-    def _absent(self, name: RepoName, status: int) -> SpecllamaError:
+    def _requested(
+        self, url: str, headers: Mapping[str, str], seconds: float, **params: bool
+    ) -> AbstractContextManager[httpx2.Response]:
+        """A GET request. seconds: without a byte. Raises NetworkError for unusable settings, and on entry
+        httpx2.HTTPError.
+        """
+        from huggingface_hub import constants, get_session
+        from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
+
+        # Otherwise huggingface-hub first sends a request of its own.
+        constants.HF_HUB_DISABLE_TELEMETRY = True
+        # A compressed response could become a thousand times as large in one step.
+        headers = {**build_hf_headers(library_name="specllama"), "Accept-Encoding": "identity", **headers}
+        try:
+            session = get_session()
+        except (ValueError, httpx2.InvalidURL, OSError, ImportError) as error:
+            hint = "check HTTP_PROXY, HTTPS_PROXY, ALL_PROXY and SSL_CERT_FILE"
+            raise NetworkError(f"the proxy or certificate settings cannot be used: {error}", hint) from None
+        return session.stream("GET", url, params=params or None, headers=headers, timeout=seconds)
+
+    def _unlisted(self, response: httpx2.Response, name: RepoName) -> RetryableError | SpecllamaError:
+        """The error for a listing that the hub refuses."""
+        status, code = response.status_code, response.headers.get("X-Error-Code", "")
+        if code == "RevisionNotFound":
+            hint = "omit the part after @ for the newest one"
+            return NotFoundError(f"{name.repo} has no revision {name.revision!r}", hint)
+        if code == "GatedRepo" or (status != 401 and code != "RepoNotFound"):
+            return self._refusal(response, name)
         if status == 404:
             hint = "check its spelling on the hub; a private one needs a token that may read it"
             return NotFoundError(f"there is no repository {name.repo}", hint)
-        if _token():
+        if "Authorization" in response.request.headers:
             return AccessError(
                 f"the hub does not accept the token for {name.repo} ({status}): it may have expired",
                 f"{TOKEN_HINT}; a public repository needs none: unset HF_TOKEN, or hf auth logout",
@@ -181,11 +219,50 @@ class Hub:
         message = f"{name.repo} does not exist, or is private and shown only to users who log in ({status})"
         return AccessError(message, f"check its spelling; if it is private, {TOKEN_HINT}")
 
+    def _refusal(
+        self, response: httpx2.Response, name: RepoName, gated: bool = False
+    ) -> RetryableError | SpecllamaError:
+        """The error for a status other than success; RetryableError for a temporary one."""
+        status, address = response.status_code, _without_query(response.url)
+        if status in _TEMPORARY:
+            what = "limits the rate of requests" if status == 429 else "has a problem"
+            return RetryableError(f"{_host(response.url)} {what} ({status})", retry_after(response.headers))
+        if status in (401, 403):
+            if gated or response.headers.get("X-Error-Code") == "GatedRepo":
+                message = f"{name.repo} is gated: its licence has to be accepted first"
+                return AccessError(message, f"accept it at {self.endpoint}/{name.repo}, then {TOKEN_HINT}")
+            return AccessError(f"{address} may not be read ({status})", TOKEN_HINT)
+        if status in (404, 410):
+            return NotFoundError(f"{address} does not exist ({status})", "see specllama models")
+        return NetworkError(f"{address} returned status {status}")
 
-def gated(endpoint: str, name: RepoName) -> AccessError:
-    """The error for a repository whose licence has to be accepted first."""
-    message = f"{name.repo} is gated: its licence has to be accepted first"
-    return AccessError(message, f"accept it at {endpoint}/{name.repo}, then {TOKEN_HINT}")
+
+def _failure(error: httpx2.HTTPError, begun: bool) -> RetryableError | NetworkError:
+    """The error for a request without a response, or (begun) without the rest of it; NetworkError if trying
+    again cannot help.
+    """
+    host = _host(error.request.url)
+    timed_out = isinstance(error, httpx2.TimeoutException)
+    reason = "no response in time" if timed_out else str(error).split("\n")[0][:200] or type(error).__name__
+    if isinstance(error, httpx2.ProxyError):
+        return NetworkError(f"the proxy does not allow the connection to {host}: {reason}", NETWORK_HINT)
+    if isinstance(error, (httpx2.UnsupportedProtocol, httpx2.TooManyRedirects)):
+        return NetworkError(f"the hub redirects from {_without_query(error.request.url)}: {reason}")
+    broke = f"the connection to {host} broke" if begun else f"{host} cannot be reached"
+    return RetryableError(f"{broke}: {reason}")
+
+
+def _host(url: httpx2.URL) -> str:
+    return url.netloc.decode("ascii", "replace")
+
+
+def _without_query(url: httpx2.URL) -> str:
+    """An address without user, password and query, which may contain secrets."""
+    return f"{url.scheme}://{_host(url)}{url.path}"[:300]
+
+
+def _compressed(response: httpx2.Response) -> bool:
+    return response.headers.get("Content-Encoding", "") not in ("", "identity")
 
 
 def _parsed(body: bytes) -> Any:
@@ -202,70 +279,27 @@ def _listing(name: RepoName, info: Any) -> Listing:
     files: dict[str, HubFile] = {}
     unverified = []
     for sibling in info.get("siblings") or ():
-        remote = _file(sibling)
-        if remote is None and _is_model(sibling["rfilename"]):
-            unverified.append(sibling["rfilename"])
-        if remote is not None and files.setdefault(remote.path, remote) != remote:
-            raise ValueError("a file occurs twice")
+        path, lfs = sibling["rfilename"], sibling.get("lfs")
+        try:
+            check_file(path)
+        except (UsageError, AttributeError):
+            continue
+        if lfs is None:
+            size, etag, form = sibling.get("size"), sibling.get("blobId"), _SHA1
+        else:
+            size, etag, form = lfs.get("size"), lfs.get("sha256"), _SHA256
+        if _usable(size, etag, form):
+            if files.setdefault(path, file := HubFile(path, size, etag)) != file:
+                raise ValueError("a file occurs twice")
+        elif path.lower().endswith(".gguf"):
+            unverified.append(path)
     card = info.get("cardData") or {}
     licence = card.get("license_name") or card.get("license") or ""
     licence = "".join(c for c in licence[:1000] if c.isprintable())[:80] if isinstance(licence, str) else ""
     return Listing(name, info["sha"], files, licence, bool(info.get("gated")), tuple(unverified))
 
 
-def _is_model(path: Any) -> bool:
-    """Whether this is the safe path of a GGUF file."""
-    try:
-        check_file(path)
-    except (UsageError, AttributeError):
-        return False
-    return bool(path.lower().endswith(".gguf"))
-
-
-def _file(sibling: Mapping[str, Any]) -> HubFile | None:
-    """The file that the hub describes; None if its path is unsafe or its size or hash is missing."""
-    path, lfs = sibling["rfilename"], sibling.get("lfs")
-    size, etag = (
-        (sibling.get("size"), sibling.get("blobId")) if lfs is None else (lfs.get("size"), lfs.get("sha256"))
-    )
-    if not isinstance(size, int) or isinstance(size, bool) or not isinstance(etag, str):
-        return None
-    if not 0 <= size <= _MAX_SIZE:
-        return None
-    if not (_SHA256 if lfs is not None else _SHA1).fullmatch(etag):
-        return None
-    try:
-        check_file(path)
-    except (UsageError, AttributeError):
-        return None
-    return HubFile(path, size, etag)
-
-
-def _token() -> str:
-    from huggingface_hub import constants, get_token
-
-    return "" if constants.HF_HUB_DISABLE_IMPLICIT_TOKEN else get_token() or ""
-
-
-def _within(seconds: float, work: Callable[[], Any], endpoint: str) -> Any:
-    """Return or raise what `work` does. Raises NetworkError after `seconds`: resolving a name, or a proxy,
-    can take any time.
-    """
-    done: list[tuple[Any, BaseException | None]] = []
-
-    def run() -> None:
-        try:
-            done.append((work(), None))
-        except BaseException as error:  # noqa: BLE001 - raised again in the caller's thread
-            done.append((None, error))
-
-    thread = threading.Thread(target=run, daemon=True, name="specllama_hub")
-    thread.start()
-    if not wait_until(ended(thread), seconds * 0.95):
-        raise NetworkError(
-            f"{urlsplit(endpoint).netloc} gave no response within {seconds:g} s", NETWORK_HINT
-        ) from None
-    ((result, problem),) = done
-    if problem is not None:
-        raise problem
-    return result
+def _usable(size: Any, etag: Any, form: re.Pattern[str]) -> bool:
+    """Whether the hub gives a size and a hash."""
+    whole = isinstance(size, int) and not isinstance(size, bool) and 0 <= size <= _MAX_SIZE
+    return whole and isinstance(etag, str) and form.fullmatch(etag) is not None

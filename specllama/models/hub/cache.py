@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import io
 import json
 import os
@@ -20,38 +21,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specllama.config.places import NOWHERE
-from specllama.config.store import temporary, write_whole
+from specllama.config.store import NOT_THERE, locked, sync_folder, temporary, write_whole
 from specllama.errors import ResourceError
 from specllama.models.names import RepoName
 from specllama.regular_file import open_regular
 
 if TYPE_CHECKING:
-    from filelock import BaseFileLock
-
-
-# Files of the cache that are written so that a left-over link never leads into another file.
+    from specllama.models.hub.api import HubFile
 
 
 _MAX_RECORD = 4096  # characters
-# Errors of operations that a file system does not have, such as locks and modes on some networks' ones.
-NOT_THERE = frozenset(
-    (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.ENOLCK)
-)
 
 
 def read_small(path: Path) -> str:
     """The beginning of a small file. Raises OSError, UnicodeDecodeError."""
     with io.TextIOWrapper(open_regular(path), "utf-8") as file:
         return file.read(_MAX_RECORD)
-
-
-def sync(number: int) -> None:
-    """Write a file through to its disk, where the file system can. Raises OSError if writing fails."""
-    try:
-        os.fsync(number)
-    except OSError as error:
-        if error.errno not in (errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS):
-            raise
 
 
 def open_partial(path: Path) -> int:
@@ -73,7 +58,7 @@ def open_partial(path: Path) -> int:
 
 _COMMIT = re.compile("[0-9a-f]{40}")
 _PARTIAL = re.compile(r"([0-9a-f]{40}|[0-9a-f]{64})\.incomplete")
-_LOCK_SECONDS = 0.25
+_SHARED = 0o664  # the mode of locks: group-writable as those of `hf`, for caches that users share
 _COPY_BYTES = 1 << 20
 _CACHE_TAG = (
     "Signature: 8a477f597d28d172789f06886806bc55\n"
@@ -117,20 +102,27 @@ class RepoCache:
         except OSError:
             return False
 
-    def content(self, commit: str, path: str, etag: str, size: int) -> Path | None:
-        """The complete content of a file, None if it is not on disk. etag: "" where the hub gives none; then
-        the link in the snapshot decides.
+    def content(self, commit: str, file: HubFile) -> Path | None:
+        """The complete content of a file, None if it is not on disk. Where the hub gives no hash, the link in
+        the snapshot decides.
         """
-        link = self.snapshot(commit) / path
-        blob = self.blob(etag) if etag else Snapshot(commit, path, link).blob
+        link = Snapshot(commit, file.path, self.snapshot(commit) / file.path)
+        blob = self.blob(file.etag) if file.verified else link.blob
         try:
-            return blob if blob.stat().st_size == size else None
+            return blob if blob.stat().st_size == file.size else None
         except OSError:
             return None
 
     def partial(self, etag: str) -> Path:
         """Path for the content of an unfinished download; older versions of huggingface-hub resume it too."""
         return self.folder / "blobs" / f"{etag}.incomplete"
+
+    def partial_bytes(self, etag: str) -> int:
+        """The size of an unfinished download, 0 without one."""
+        try:
+            return self.partial(etag).lstat().st_size
+        except OSError:
+            return 0
 
     def validator(self, etag: str) -> str:
         """The If-Range validator of the bytes in `partial`; "" if unknown."""
@@ -170,33 +162,18 @@ class RepoCache:
 
         waiting: called every quarter of a second while another process holds it. Raises ResourceError.
         """
-        lock = self._lock(etag)
-        while not lock.is_locked:
+        with contextlib.ExitStack() as held:
             try:
-                lock.acquire(timeout=_LOCK_SECONDS)
-            except TimeoutError:
-                waiting()
+                held.enter_context(locked(self._lock_file(etag), waiting, mode=_SHARED))
             except OSError as error:
-                if error.errno not in NOT_THERE:
-                    raise unwritable(self.root, error) from None
-                break  # without locks: two downloads of one file would disturb each other
-        try:
+                raise unwritable(self.root, error) from None
             yield
-        finally:
-            with contextlib.suppress(OSError):  # the lock ends with the process in any case
-                lock.release()
 
     def complete(self, etag: str, digest: str) -> None:
-        """Turn the complete partial file into the blob with this hash: with the usual mode, and safe against
-        power loss.
-        """
-        partial, blob = self.partial(etag), self.blob(digest)
-        umask = os.umask(0)
-        os.umask(umask)
-        with contextlib.suppress(OSError):  # some file systems refuse it
-            partial.chmod(0o666 & ~umask)
-        os.replace(partial, blob)
-        _sync_directory(blob.parent)
+        """Turn the complete partial file into the blob with this hash, safe against power loss."""
+        blob = self.blob(digest)
+        os.replace(self.partial(etag), blob)
+        sync_folder(blob.parent)
         self.forget(etag)
 
     def link(self, commit: str, path: str, etag: str) -> Path:
@@ -292,17 +269,17 @@ class RepoCache:
 
     def _idle(self, etag: str) -> bool:
         """Whether no process is downloading this file."""
+        from filelock import FileLock
+
         try:
-            with self._lock(etag).acquire(blocking=False):
+            with FileLock(self._lock_file(etag), mode=_SHARED).acquire(blocking=False):
                 return True
         except OSError:
             return False
 
-    def _lock(self, etag: str) -> BaseFileLock:
-        """The lock that `hf` uses for this file; group-writable like its own, for caches that users share."""
-        from filelock import FileLock
-
-        return FileLock(self._locks / f"{etag}.lock", mode=0o664)
+    def _lock_file(self, etag: str) -> Path:
+        """The lock that `hf` uses for this file."""
+        return self._locks / f"{etag}.lock"
 
     def _record(self, etag: str) -> Path:
         return self._locks / f"{etag}.json"
@@ -328,18 +305,10 @@ def unwritable(path: Path, error: OSError) -> ResourceError:
     return ResourceError(f"{path} cannot be written: {error.strerror or error}", hint)
 
 
-def _sync_directory(path: Path) -> None:
-    with contextlib.suppress(OSError):  # not every system opens directories
-        number = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(number)
-        finally:
-            os.close(number)
-
-
-def free_bytes(path: Path) -> int | None:
-    """Free bytes on the disk of a directory, which need not exist yet; None if unknown."""
-    for there in (path, *path.parents):
-        with contextlib.suppress(OSError):
-            return shutil.disk_usage(there).free
-    return None
+def hash_for(etag: str, n_bytes: int) -> hashlib._Hash:
+    """The hash by which the cache names content of this size: SHA-256, or git's for a file outside large-file
+    storage, which covers a header too.
+    """
+    if len(etag) == 40:
+        return hashlib.sha1(b"blob %d\0" % n_bytes, usedforsecurity=False)
+    return hashlib.sha256()

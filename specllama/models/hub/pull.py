@@ -1,23 +1,32 @@
-"""Downloads whole models: plans files and bytes, checks the free disk space, reports progress."""
+"""Downloads models from the hub into its cache: plans files and bytes, resumes, hashes what arrives.
+
+Bytes that were received survive kill -9; a file with a wrong hash never becomes a model.
+"""
 
 from __future__ import annotations
 
+import errno
+import os
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 
 from specllama.clock import running_time
-from specllama.errors import AccessError, ResourceError
-from specllama.models.hub.api import HubFile, Listing, gated
-from specllama.models.hub.cache import RepoCache, free_bytes, unwritable
-from specllama.models.hub.transfer import Download, fetch
-from specllama.models.progress import DownloadState, Listener
+from specllama.errors import IntegrityError, ResourceError
+from specllama.models.hub.api import Hub, HubFile, Listing, RangeError
+from specllama.config.store import free_bytes, sync
+from specllama.models.hub.cache import RepoCache, hash_for, open_partial, unwritable
+from specllama.models.progress import DownloadState, Listener, RetryableError, RetryPolicy
 from specllama.models.quants import size
 from specllama.models.resolve import Library, ResolvedModel
 
+_WAITS = (1.0, 2.0, 4.0, 8.0, 15.0)  # seconds, after successive attempts that received no bytes
+_READ = 1 << 20
 _WINDOW = 5.0  # seconds over which the rate is averaged
 _SPARE = 16 << 20  # bytes to leave free
+Advance = Callable[[str, int], None]  # called with a phase and the bytes of a file on disk
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +85,9 @@ def plan(library: Library, models: Sequence[ResolvedModel]) -> PullPlan:
 
 
 def _have(cache: RepoCache, listing: Listing, file: HubFile) -> int:
-    if content_of(cache, listing, file) is not None:
+    if cache.content(listing.commit, file) is not None:
         return file.size
-    try:
-        n_bytes = cache.partial(file.etag).lstat().st_size
-    except OSError:
-        return 0
+    n_bytes = cache.partial_bytes(file.etag)
     return n_bytes if n_bytes <= file.size else 0
 
 
@@ -97,7 +103,7 @@ def download(library: Library, models: Sequence[ResolvedModel]) -> list[str]:
     blobs: dict[str, str] = {}
     try:
         for item in todo.items:
-            blobs[item.file.etag] = _fetch(library, item, meter.of(item.cache.repo, item.file))
+            blobs[item.file.etag] = _blob(library, item, meter.of(item.cache.repo, item.file))
     except BaseException as error:
         if not isinstance(error, Exception):  # Ctrl-C, SIGTERM
             library.listener.note(
@@ -109,28 +115,14 @@ def download(library: Library, models: Sequence[ResolvedModel]) -> list[str]:
     return [_linked(library, model, blobs) for model in models]
 
 
-def _fetch(library: Library, item: DownloadItem, advance: Callable[[str, int], None]) -> str:
+def _blob(library: Library, item: DownloadItem, advance: Advance) -> str:
     """Download a file unless it is on disk. Returns the name of its blob."""
-    if (there := content_of(item.cache, item.listing, item.file)) is not None:
-        advance("on disk:", item.file.size)
-        return there.name
-    url = library.hub.web.url(item.listing.name, item.listing.commit, item.file.path)
-    try:
-        job = Download(url, item.file, item.cache, item.listing.name.revision)
-        blob = fetch(job, library.hub.web, library.listener, advance)
-    except AccessError:
-        if item.listing.gated:
-            raise gated(library.hub.endpoint, item.listing.name) from None
-        raise
+    there = item.cache.content(item.listing.commit, item.file)
+    blob = there.name if there is not None else fetch(library.hub, item, library.listener, advance)
     advance("on disk:", item.file.size)
-    if not item.file.verified:
+    if there is None and not item.file.verified:
         library.listener.note(f"{item.file.path}: sha256 {blob}, recorded for specllama models verify")
     return blob
-
-
-def content_of(cache: RepoCache, listing: Listing, file: HubFile) -> Path | None:
-    """The complete content of a file, None if it is not on disk."""
-    return cache.content(listing.commit, file.path, file.etag if file.verified else "", file.size)
 
 
 def _linked(library: Library, model: ResolvedModel, blobs: Mapping[str, str]) -> str:
@@ -147,6 +139,125 @@ def _linked(library: Library, model: ResolvedModel, blobs: Mapping[str, str]) ->
     except OSError as error:
         raise unwritable(library.root, error) from None
     return str(links[0])
+
+
+def fetch(hub: Hub, item: DownloadItem, listener: Listener, advance: Advance) -> str:
+    """Download the content into the cache unless it is there. Returns its hash, the name of its blob.
+
+    Raises NetworkError, AccessError, NotFoundError, ResourceError, and IntegrityError after removing a file
+    with a wrong hash.
+    """
+    cache, etag = item.cache, item.file.etag
+    cache.make_directories()
+
+    def waiting() -> None:
+        advance("waiting for another download of", cache.partial_bytes(etag))
+
+    with cache.lock(etag, waiting):
+        if cache.has(etag, item.file.size):
+            cache.forget(etag)
+            return etag
+        try:
+            with open(open_partial(cache.partial(etag)), "r+b", buffering=0) as out:
+                digest = _Transfer(hub, item, out, advance).complete(listener)
+            cache.complete(etag, digest)
+        except IntegrityError:
+            cache.forget(etag)
+            raise
+        except OSError as error:
+            raise _disk(item, error) from None
+    return digest
+
+
+class _Transfer:
+    """One file on its way into its partial file."""
+
+    def __init__(self, hub: Hub, item: DownloadItem, out: FileIO, advance: Advance) -> None:
+        self._hub, self._item, self._out, self._advance = hub, item, out, advance
+        self._file, self._cache = item.file, item.cache
+        self._have = self._kept = 0  # bytes hashed; those of them that came from an earlier process
+        self._hash = hash_for(self._file.etag, self._file.size)
+
+    def complete(self, listener: Listener) -> str:
+        """Receive the rest, from the start once more if the part of an earlier process was damaged. Returns
+        the hash. Raises IntegrityError for a wrong size or hash.
+        """
+        file, retries = self._file, RetryPolicy(listener, _WAITS)
+        self._hash_existing()
+        while True:
+            retries.run(lambda: self._receive(retries))
+            digest = self._hash.hexdigest()
+            if self._have == file.size and (not file.verified or digest == file.etag):
+                sync(self._out.fileno())
+                return digest
+            if not self._kept:
+                break
+            listener.clear()
+            listener.note(f"{file.path}: the part of an earlier download is damaged; starting again")
+            self._truncate()
+        kind = "sha1" if len(file.etag) == 40 else "sha256"
+        n_bytes = f"{self._have}" if self._have <= file.size else f"more than {file.size}"
+        raise IntegrityError(
+            f"{file.path} does not match the hub's record: {kind} {digest} of {n_bytes} bytes, not "
+            f"{file.etag} of {file.size}; it was removed",
+            "try again; if it happens again, the hub or a proxy on the way changes the file",
+        )
+
+    def _hash_existing(self) -> None:
+        """Hash the bytes of an earlier process; discard them if there are more than the file has."""
+        if os.fstat(self._out.fileno()).st_size > self._file.size:
+            self._truncate()
+        while data := self._out.read(_READ):
+            self._hash.update(data)
+            self._have = self._kept = self._have + len(data)
+            self._advance("verifying the first part of", self._have)
+
+    def _receive(self, retries: RetryPolicy) -> None:
+        """Request the rest, up to its end or that of the file on the server. Raises RetryableError."""
+        file, etag = self._file, self._file.etag
+        while self._have != file.size:
+            validator = self._cache.validator(etag)
+            try:
+                with self._hub.get(self._item.listing, file.path, self._have, validator=validator) as content:
+                    if content.start != self._have:  # no ranges on this server, or the file has changed
+                        self._truncate()
+                    self._cache.remember(etag, content.validator, self._item.listing.name.revision)
+                    for data in content.chunks:
+                        self._write(data)
+                        retries.reset()
+                        if self._have > file.size:
+                            return
+                    if content.total is None and self._have < file.size:  # the server gave no length
+                        raise RetryableError(f"{file.path} ended early")
+                    return
+            except RangeError:  # the file on the server is shorter than ours
+                self._truncate()
+
+    def _write(self, data: bytes) -> None:
+        rest = memoryview(data)
+        while rest:
+            rest = rest[self._out.write(rest) :]
+        self._hash.update(data)
+        self._have += len(data)
+        self._advance("downloading", min(self._have, self._file.size))
+
+    def _truncate(self) -> None:
+        self._out.seek(0)
+        self._out.truncate()
+        self._have = self._kept = 0
+        self._hash = hash_for(self._file.etag, self._file.size)
+
+
+def _disk(item: DownloadItem, error: OSError) -> ResourceError:
+    cache, file = item.cache, item.file
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return unwritable(cache.root, error)
+    free = free_bytes(cache.root)
+    message = f"the disk is full: {file.path} needs {file.size - cache.partial_bytes(file.etag)} bytes more"
+    if free is not None:
+        message += f", {free} are free in {cache.root}"
+    hint = "make room (specllama models rm), then run the same command, which resumes the download"
+    return ResourceError(message, hint)
 
 
 class Meter:

@@ -2,54 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import AbstractContextManager
 
 from specllama.errors import NotFoundError
 from specllama.gguf.header import Header, read_model
 from specllama.gguf.source import FileSource, GGUFSource
-from specllama.models.hub.api import Hub, Listing
+from specllama.models.hub.api import SHORT_WAITS, Hub, HubFile, Listing, RangeError
 from specllama.models.hub.cache import RepoCache
-from specllama.models.hub.http import RangeError, Web
-from specllama.models.progress import Listener, RetryableError, RetryPolicy
+from specllama.models.progress import Listener, RetryPolicy
 from specllama.models.quants import ModelFiles
 
 _MAX_REQUEST = 1 << 20  # bytes, which limits how much is read unnecessarily
-_WAITS = (1.0, 2.0, 4.0)
 
 
 class RemoteSource:
     """A file on the hub as a `GGUFSource` and context manager. name: for messages. size: in bytes."""
 
-    def __init__(self, web: Web, url: str, name: str, size: int, retries: RetryPolicy) -> None:
-        self.name, self.size = name, size
-        self._web, self._url, self._retries = web, url, retries
+    def __init__(self, hub: Hub, listing: Listing, file: HubFile, retries: RetryPolicy) -> None:
+        self.name, self.size = f"{listing.name.repo}/{file.path}", file.size
+        self._hub, self._listing, self._path, self._retries = hub, listing, file.path, retries
 
     def read(self, offset: int, n: int) -> bytes:
         """At most `n` bytes from `offset`. Raises NetworkError, AccessError, NotFoundError."""
-        end = min(offset + min(n, _MAX_REQUEST), self.size)
-        while offset < end:
-            try:
-                with self._web.get(self._url, offset, end) as response:
-                    data = self._slice(offset - response.start, response.chunks(), end - offset)
-                self._retries.reset()
-                return data
-            except RetryableError as error:
-                self._retries.wait(error)
-            except RangeError:
-                break
-        return b""
+        return self._retries.run(lambda: self._read(offset, min(offset + min(n, _MAX_REQUEST), self.size)))
 
-    @staticmethod
-    def _slice(skip: int, chunks: Iterator[bytes], wanted: int) -> bytes:
-        """`wanted` bytes after the first `skip`: a server without ranges sends the whole file."""
+    def _read(self, offset: int, end: int) -> bytes:
+        if offset >= end:
+            return b""
         data = bytearray()
-        for chunk in chunks:
-            data += chunk[skip:]
-            skip = max(0, skip - len(chunk))
-            if len(data) >= wanted:
-                break
-        return bytes(data[:wanted])
+        try:
+            with self._hub.get(self._listing, self._path, offset, end) as content:
+                skip = offset - content.start  # a server without ranges sends the whole file
+                for chunk in content.chunks:
+                    data += chunk[skip:]
+                    skip = max(0, skip - len(chunk))
+                    if len(data) >= end - offset:
+                        break
+        except RangeError:
+            return b""
+        return bytes(data[: end - offset])
 
     def __enter__(self) -> RemoteSource:
         return self
@@ -65,17 +56,13 @@ def remote_header(
 
     Raises GGUFError, IntegrityError, NetworkError, AccessError, NotFoundError.
     """
-    base, retries = f"{listing.name.repo}/", RetryPolicy(listener, _WAITS)
+    base, retries = f"{listing.name.repo}/", RetryPolicy(listener, SHORT_WAITS)
 
     def opened(name: str) -> AbstractContextManager[GGUFSource]:
         file = listing.files.get(name.removeprefix(base))
         if file is None:
             raise NotFoundError(f"{name} does not exist")
-        there = cache.content(listing.commit, file.path, file.etag if file.verified else "", file.size)
-        if there is not None:
-            return FileSource(there)
-        return RemoteSource(
-            hub.web, hub.web.url(listing.name, listing.commit, file.path), name, file.size, retries
-        )
+        there = cache.content(listing.commit, file)
+        return FileSource(there) if there is not None else RemoteSource(hub, listing, file, retries)
 
     return read_model(base + files.first, opened)

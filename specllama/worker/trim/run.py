@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from specllama.client import protocol
 from specllama.client.tune_messages import Trim, Trimmed
 from specllama.config.load import ModelSettings
+from specllama.config.store import sync_folder
 from specllama.core.interfaces import BatchRow, HeadRow
 from specllama.errors import IntegrityError, NotFoundError, ResourceError, UsageError
 from specllama.gguf.header import Header, read_header, read_model
@@ -248,7 +249,7 @@ def _trim(request: Trim, temporary: Path, send: Send) -> Trimmed:
     if _stamps(paths) != before:
         raise IntegrityError(f"{header.path} was changed while it was trimmed", "trim it again")
     os.replace(temporary, request.out)
-    _sync_folder(Path(request.out).parent)
+    sync_folder(Path(request.out).parent)
     return Trimmed(
         n_kept=len(ids),
         n_vocab=header.n_vocab,
@@ -368,13 +369,3 @@ def step_bytes(header: Header, source: TrimSource) -> int:
     tied = not any(source.is_output(name) for name in names)
     mine = [t for t in header.tensors if t.name in {s.name for s in source.tensors}]
     return sum(t.n_bytes for t in mine if tied or not t.name.endswith((EMBEDDINGS, "embed_tokens.weight")))
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make the new name durable, where the system lets a folder be opened for that."""
-    with contextlib.suppress(OSError):
-        number = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(number)
-        finally:
-            os.close(number)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import socket
@@ -15,14 +16,15 @@ from typing import Any
 import pytest
 
 from specllama.errors import NetworkError
-from specllama.models.hub.api import Hub, HubFile
-from specllama.models.hub.cache import RepoCache
-from specllama.models.hub.http import Web
-from specllama.models.hub.transfer import Download, fetch
+from specllama.models.hub import api
+from specllama.models.hub.api import Hub, HubFile, Listing
+from specllama.models.hub.cache import RepoCache, hash_for
+from specllama.models.hub.pull import DownloadItem, fetch
 from specllama.models.names import RepoName
 from specllama.models.progress import Silent
 
 NAME, COMMIT = RepoName("user/repo"), "a" * 40
+LISTING = Listing(NAME, COMMIT, {})
 SHA = "b" * 64
 
 
@@ -122,7 +124,7 @@ def test_a_range_that_is_none_is_a_network_error(headers: tuple[str, ...]) -> No
     with (
         responding(http(b"x" * 5, *headers, status="206 Partial Content")) as endpoint,
         pytest.raises(NetworkError, match="responds with the bytes"),
-        Web(endpoint, "", "test").get(f"{endpoint}/x", 5),
+        Hub({"HF_ENDPOINT": endpoint}, Silent()).get(LISTING, "x", 5),
     ):
         pass
 
@@ -130,13 +132,13 @@ def test_a_range_that_is_none_is_a_network_error(headers: tuple[str, ...]) -> No
 @pytest.mark.parametrize(
     "location", ["http://[", "file:///etc/passwd", "http://127.0.0.1:99999/", "x" * 9000]
 )
-def test_a_redirect_to_no_address_is_a_network_error(location: str) -> None:
+def test_a_redirect_to_no_address_is_a_network_error(location: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(api, "SHORT_WAITS", (0.0,))
     with (
         responding(http(b"", f"Location: {location}", status="302 Found")) as endpoint,
         pytest.raises(NetworkError),
-        Web(endpoint, "token", "test").get(f"{endpoint}/x"),
     ):
-        pass
+        Hub({"HF_ENDPOINT": endpoint}, Silent()).size(LISTING, "x")
 
 
 @pytest.mark.parametrize("endpoint", ["http://[", "http://h:99999", "ftp://h", "x" * 9000, "http://"])
@@ -160,13 +162,11 @@ def cache(tmp_path: Path) -> RepoCache:
 
 @pytest.mark.parametrize("how", ["symlink", "hard link"])
 def test_a_download_never_writes_through_a_left_over_link(cache: RepoCache, how: str) -> None:
-    import hashlib
-
     other, etag = cache.blob("2" * 64), hashlib.sha256(CONTENT).hexdigest()
     (os.symlink if how == "symlink" else os.link)(other, cache.partial(etag))
     with responding(http(CONTENT)) as endpoint:
-        job = Download(f"{endpoint}/x", HubFile("m.gguf", len(CONTENT), etag), cache, "main")
-        path = cache.blob(fetch(job, Web(endpoint, "", "test"), Silent(), lambda *_: None))
+        item = DownloadItem(LISTING, HubFile("m.gguf", len(CONTENT), etag), cache, 0)
+        path = cache.blob(fetch(Hub({"HF_ENDPOINT": endpoint}, Silent()), item, Silent(), lambda *_: None))
     assert path.read_bytes() == CONTENT
     assert not path.is_symlink()
     assert other.read_bytes() == b"another model"
@@ -209,3 +209,36 @@ def test_files_are_copied_only_where_links_are_impossible(
     with pytest.raises(OSError, match="No space"):
         cache.link(COMMIT, "other.gguf", "1" * 64)
     assert sorted(os.listdir(cache.snapshot(COMMIT))) == ["m.gguf"]
+
+
+@pytest.mark.parametrize("data", [b"", b"a", b"ab" * 5000])
+def test_digests_are_those_of_the_hub(data: bytes) -> None:
+    for etag, expected in (
+        (hashlib.sha256(data).hexdigest(), hashlib.sha256(data)),
+        ("0" * 40, hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False)),
+    ):
+        hasher = hash_for(etag, len(data))
+        hasher.update(data)
+        assert hasher.hexdigest() == expected.hexdigest()
+
+
+def test_a_listing_that_never_ends_is_a_network_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that sends a byte now and then, so that no single wait is too long."""
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_ETAG_TIMEOUT", 1)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            link, _ = listener.accept()
+            with link, contextlib.suppress(OSError):
+                link.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 9999\r\n\r\n")
+                while True:
+                    link.sendall(b" ")
+                    time.sleep(0.2)
+
+        threading.Thread(target=serve, daemon=True).start()
+        began = time.monotonic()
+        with pytest.raises(NetworkError, match="does not respond as a hub does"):
+            Hub({"HF_ENDPOINT": f"http://127.0.0.1:{listener.getsockname()[1]}"}, Silent()).listing(NAME)
+        assert time.monotonic() - began < 10

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from specllama.models.hub.http import retry_after
+from specllama.models.progress import retry_after
 
 SENT = 1_700_000_000
 
