@@ -110,8 +110,7 @@ def _downloaded() -> Iterator[str]:
     root = hub_cache(os.environ)
     if not root.is_dir():
         return
-    from specllama.models.hub.cache import RepoCache, repositories
-    from specllama.models.stored import StoredRepo
+    from specllama.models.hub.cache import RepoCache, StoredRepo, repositories
 
     for repo in repositories(root)[:_MAX_ENTRIES]:
         yield from (one.name for one in StoredRepo(RepoCache(root, repo)).models())

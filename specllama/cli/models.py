@@ -36,11 +36,11 @@ from specllama.models.manifest import (
     SCHEMA,
     ManifestEntry,
     ManifestFile,
+    find_own,
     is_own_name,
     user_path,
 )
 from specllama.models.names import DEMO, PYDOC
-from specllama.models.own_files import find_own
 from specllama.models.progress import DownloadState
 from specllama.models.quants import size
 from specllama.models.resolve import Library

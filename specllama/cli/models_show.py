@@ -22,8 +22,7 @@ from specllama.models.demo import DemoStore
 from specllama.models.installed import installed_models
 from specllama.models.manifest import ManifestEntry
 from specllama.models.memory.available import UNKNOWN, available_memory, gpus_present
-from specllama.models.memory.load_plan import plan_load
-from specllama.models.memory.plan import DeviceMemory, MemoryPlan
+from specllama.models.memory.plan import DeviceMemory, MemoryPlan, plan_load
 from specllama.models.names import DEMO
 from specllama.models.prepare import known_draft
 from specllama.models.quants import FILE_SHARE, size

@@ -24,7 +24,7 @@ from specllama.json_types import JsonObject
 from specllama.models.foreign_drafts import PAYS, DraftRecord, MeasuredDrafts, foreign_draft, left_out
 from specllama.models.prepare import find_draft, own_draft
 from specllama.models.resolve import Library, ResolvedModel
-from specllama.models.trim.write import changed_source
+from specllama.models.trim import changed_source
 from specllama.pair.check import (
     COSTLY_DRAFT,
     HeadVerdict,

@@ -21,7 +21,7 @@ from specllama.config.text_file import read_text
 from specllama.errors import UsageError
 from specllama.models.prepare import find_draft
 from specllama.models.quants import size
-from specllama.models.trim.plan import seen_tokens
+from specllama.models.trim import seen_tokens
 from specllama.text.terminal import printable
 
 EXAMPLES = """

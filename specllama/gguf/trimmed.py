@@ -16,8 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specllama.gguf.header import Header
-from specllama.gguf.key_types import MAX_TOKENS
-from specllama.gguf.parse import NOT_MULTIPLIED, TYPE_NUMBERS, row_bytes
+from specllama.gguf.parse import MAX_TOKENS, NOT_MULTIPLIED, TYPE_NUMBERS, row_bytes
 
 PREFIX = "specllama.trim."
 VERSION = 1

@@ -1,4 +1,5 @@
 """The models that a server can offer by name: those on this disk, and those of models.toml that are not.
+Details of those on disk are read from their headers, each file once.
 
 Names come from clients: they are looked up in a list, and never used as paths. Uses no network.
 """
@@ -6,20 +7,23 @@ Names come from clients: they are looked up in a list, and never used as paths. 
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import PurePath
 
+from specllama.calls.formats import choose
 from specllama.data import EMBEDDED_TARGET
-from specllama.errors import NotFoundError
+from specllama.errors import NotFoundError, SpecllamaError
 from specllama.models.demo import DemoStore
 from specllama.models.installed import installed_models
 from specllama.models.manifest import ManifestEntry
 from specllama.models.names import DEMO, PYDOC, shown
 from specllama.models.quants import is_head_name
 from specllama.models.resolve import Library
+from specllama.text.reasoning import TAGS
 
 MAX_ASKED = 512  # characters of a name that a client asks for
 _LISTED = 12  # names in a message
@@ -196,3 +200,63 @@ def _stat(paths: Iterable[str]) -> tuple[int, float]:
             status = os.stat(path)
             n_bytes, modified = n_bytes + status.st_size, max(modified, status.st_mtime)
     return n_bytes, modified
+
+
+_MOST = 1024  # models whose details are kept
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDetails:
+    """quant: as llama.cpp names it. template: the source of the chat template, "" without one; reasons:
+    whether it knows reasoning. problem: why the file cannot be used, "" if its header can be read.
+    """
+
+    architecture: str = ""
+    n_params: int = 0
+    quant: str = ""
+    n_ctx_train: int = 0
+    n_vocab: int = 0
+    template: str = ""
+    reasons: bool = False
+    problem: str = ""
+
+
+class DetailsReader:
+    """Reads and keeps details; threads may share it."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, int, int], ModelDetails] = {}
+        self._lock = threading.Lock()
+
+    def of(self, path: str) -> ModelDetails:
+        """The details of a model, by the path of its first part. Takes about 0.1 s for a file that is new."""
+        try:
+            status = os.stat(path)
+            key = (path, status.st_size, status.st_mtime_ns)
+        except OSError as error:
+            return ModelDetails(problem=f"{path} cannot be read: {error.strerror or error}")
+        with self._lock:
+            if key not in self._known:
+                if len(self._known) >= _MOST:
+                    self._known.clear()
+                self._known[key] = _read(path)
+            return self._known[key]
+
+
+def _read(path: str) -> ModelDetails:
+    from specllama.gguf.header import read_model  # needs numpy
+
+    try:
+        header = read_model(path)
+        template = header.chat_template or ""
+        return ModelDetails(
+            header.architecture,
+            header.n_params,
+            header.quant,
+            header.n_ctx_train,
+            header.n_vocab,
+            template,
+            any(tag in template for tag in TAGS) or choose(template).reasons,
+        )
+    except SpecllamaError as error:
+        return ModelDetails(problem=error.message)

@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import IO
 
 from specllama.config.places import data_dir
-from specllama.errors import IntegrityError, NetworkError, NotFoundError, ResourceError, SpecllamaError
 from specllama.config.store import free_bytes, locked, sync
+from specllama.errors import IntegrityError, NetworkError, NotFoundError, ResourceError, SpecllamaError
 from specllama.models.progress import DownloadState, Listener, Silent
 from specllama.models.quants import size
 from specllama.regular_file import open_regular

@@ -15,8 +15,7 @@ from typing import Literal
 from specllama import wire
 from specllama.config.store import Store, cache_dir
 from specllama.errors import GGUFError, IntegrityError, SpecllamaError, option
-from specllama.gguf.header import Header, read_model
-from specllama.gguf.identity import identity
+from specllama.gguf.header import Header, identity, read_model
 from specllama.heads import is_head_file
 from specllama.heads.check import check_draft
 from specllama.models.demo import DemoStore

@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specllama.errors import IntegrityError, NotFoundError, UsageError, option
-from specllama.models.hub.cache import RepoCache, Snapshot, repositories, unwritable
+from specllama.models.hub.cache import RepoCache, Snapshot, StoredRepo, repositories, unwritable
 from specllama.models.manifest import ManifestEntry, user_path
 from specllama.models.names import RepoName
 from specllama.models.resolve import Library
-from specllama.models.stored import StoredRepo
 from specllama.regular_file import open_regular
 
 _READ = 1 << 20

@@ -1,5 +1,5 @@
 """models.toml: the models and pairs known by name. The user's file overrides the shipped one, entry by
-entry. A project's file adds to both: anyone may have written it.
+entry. A project's file adds to both: anyone may have written it. Files that it names, and folders of models.
 """
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +18,7 @@ from specllama.config.sources import is_same
 from specllama.config.toml_file import KeyPath, TomlFile, quoted, read_start, read_toml
 from specllama.errors import ConfigError, UsageError
 from specllama.models.names import BUILT_IN, RepoName, check_file
-from specllama.models.quants import PREFERRED, guessed_bytes, is_head_name
+from specllama.models.quants import PREFERRED, find_heads, find_models, guessed_bytes, is_head_name
 
 # One models.toml: its models and pairs, checked. Mistakes are errors that name the file and line.
 
@@ -371,3 +371,52 @@ def _ours(path: Path) -> ManifestFile | None:
     if SCHEMA.partition("/")[0] not in start and not _TABLES.search(start):
         return None
     return ManifestFile(read_toml(path, links=False))
+
+
+MODELS_DIR = "SPECLLAMA_MODELS_DIR"  # names a folder of models, as --models-dir does
+_MAX_FILES = 4096  # of a folder
+
+
+@dataclass(frozen=True, slots=True)
+class OwnFile:
+    """A model of the user's own. path: of its first part; parts: of all that are there."""
+
+    name: str
+    path: str
+    parts: tuple[str, ...]
+
+
+def own_files(files: Mapping[str, str], folders: Sequence[str], taken: Collection[str]) -> list[OwnFile]:
+    """The models that have names, each name once. files: paths by name. taken: names, in small letters, that
+    belong to other models; in a folder, as where two files have one name, the path takes its place.
+
+    A folder that is not there, as on a disk that is not attached, has none.
+    """
+    paths = filter(os.path.isdir, dict.fromkeys(map(os.path.expanduser, folders)))
+    in_folders = [one for folder in paths for one in _in_folder(folder)]
+    lower = [one.name.lower() for one in in_folders]
+    named = [OwnFile(name, path, (path,)) for name, path in files.items()]
+    for one in in_folders:
+        usable = one.name.lower() not in taken and lower.count(one.name.lower()) == 1 and ":" not in one.name
+        named.append(one if usable else replace(one, name=one.path))
+    return named
+
+
+def find_own(files: Sequence[OwnFile], name: str) -> OwnFile | None:
+    """The file with this name, in capitals or not."""
+    return next((file for file in files if file.name.lower() == name.lower()), None)
+
+
+def _in_folder(folder: str) -> Iterator[OwnFile]:
+    """The complete models and heads in a folder, called as their files."""
+    paths: list[str] = []
+    for at, inner, names in os.walk(folder):
+        below = os.path.relpath(at, folder)
+        inner[:] = sorted(n for n in inner if below == "." and not n.startswith("."))
+        paths += [os.path.normpath(os.path.join(below, n)) for n in names if n.lower().endswith(".gguf")]
+        if len(paths) > _MAX_FILES:
+            break
+    for model in (*find_models(paths), *find_heads(paths)):
+        if not model.missing:
+            parts = tuple(os.path.join(folder, path) for path in model.parts)
+            yield OwnFile(os.path.basename(model.stem), parts[0], parts)

@@ -18,14 +18,12 @@ from specllama.data import EMBEDDED_TARGET
 from specllama.errors import AccessError, ConfigError, IntegrityError, NetworkError, NotFoundError, UsageError
 from specllama.models import manifest
 from specllama.models.demo import DemoStore
-from specllama.models.hub.cache import RepoCache
+from specllama.models.hub.cache import RepoCache, StoredRepo
 from specllama.models.hub.env import hub_cache, hub_endpoint
-from specllama.models.manifest import Manifest, ManifestEntry
+from specllama.models.manifest import MODELS_DIR, Manifest, ManifestEntry, OwnFile, find_own, own_files
 from specllama.models.names import BUILT_IN, DEMO, RepoName, check_text, parse_repo, shown
-from specllama.models.own_files import MODELS_DIR, OwnFile, find_own, own_files
 from specllama.models.progress import Listener, Silent
 from specllama.models.quants import PREFERRED, ModelFiles, candidates, choose
-from specllama.models.stored import StoredRepo
 
 if TYPE_CHECKING:  # not needed for models on disk
     from specllama.gguf.header import Header

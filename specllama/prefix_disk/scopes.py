@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from specllama.gguf.identity import FileIdentity
+    from specllama.gguf.header import FileIdentity
 
 LOCAL = "local"  # run and chat, on the user's own behalf
 OPEN = "open"  # clients of a server that needs no key

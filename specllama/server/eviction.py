@@ -11,8 +11,7 @@ from specllama.gguf.header import Header, read_model
 from specllama.heads import is_head_file
 from specllama.heads.check import check_draft, check_model
 from specllama.heads.kind import HeadInfo
-from specllama.models.memory.load_plan import plan_load
-from specllama.models.memory.plan import DeviceMemory, MemoryPlan
+from specllama.models.memory.plan import DeviceMemory, MemoryPlan, plan_load
 from specllama.models.prepare import prepare_if_on_disk
 from specllama.models.resolve import Library
 from specllama.pair.check import own_head

@@ -10,8 +10,15 @@ from dataclasses import dataclass
 from specllama.client.model_info import LoadInfo
 from specllama.config.defaults import N_CTX_DEFAULT
 from specllama.errors import IntegrityError, NotFoundError, SpecllamaError, UsageError
-from specllama.models.catalogue import Catalogue, CatalogueModel, not_found, of_file, scan
-from specllama.models.details import DetailsReader, ModelDetails
+from specllama.models.catalogue import (
+    Catalogue,
+    CatalogueModel,
+    DetailsReader,
+    ModelDetails,
+    not_found,
+    of_file,
+    scan,
+)
 from specllama.models.quants import FILE_SHARE
 from specllama.models.resolve import Library
 from specllama.server.admission import Admission, QueueLimit

@@ -39,8 +39,7 @@ from specllama.llama.heads import BlockContext, HeadContext, TargetFeatures, uns
 from specllama.llama.library import devices
 from specllama.llama.model import LlamaModel
 from specllama.models.memory.available import available_memory
-from specllama.models.memory.load_plan import plan_load
-from specllama.models.memory.plan import DeviceMemory, MemoryPlan
+from specllama.models.memory.plan import DeviceMemory, MemoryPlan, plan_load
 from specllama.other_work import OtherWork
 from specllama.pair.check import HeadVerdict, PairVerdict, check_head, check_pair, own_head
 from specllama.pair.overlap import overlap, translated

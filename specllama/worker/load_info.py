@@ -101,7 +101,7 @@ def _placement_notes(loaded: Loaded) -> list[Note]:
     """Where the target's layers are, if RPC workers are used."""
     if not loaded.settings.rpc:
         return []
-    from specllama.worker.rpc.attach import placement_notes
+    from specllama.worker.rpc import placement_notes
 
     return placement_notes(loaded.settings, loaded.plan.target.n_gpu_layers, loaded.header.n_layer)
 

@@ -19,14 +19,14 @@ from specllama.drafters import DrafterInputs, make_drafters
 from specllama.drafters.ngrams import RequestHistory
 from specllama.errors import ResourceError, option
 from specllama.gguf.architectures import ROLLBACK
-from specllama.gguf.header import Header
-from specllama.gguf.identity import FileIdentity
+from specllama.gguf.header import FileIdentity, Header
 from specllama.llama.context import LlamaContext
 from specllama.llama.library import KERNELS, devices
 from specllama.llama.model import LlamaModel
 from specllama.models.memory.available import available_memory
 from specllama.models.memory.cost import keeps_all_cells
-from specllama.models.memory.load_plan import (
+from specllama.models.memory.plan import (
+    MemoryPlan,
     branch_sequences,
     on_gpus,
     plan_load,
@@ -34,7 +34,6 @@ from specllama.models.memory.load_plan import (
     rows_of_logits,
     spare_cells,
 )
-from specllama.models.memory.plan import MemoryPlan
 from specllama.pair.check import HeadVerdict, PairVerdict
 from specllama.text.grammar import Grammars
 from specllama.worker.draft import (
@@ -154,7 +153,7 @@ def load(
     header = checked_header(settings.target)
     checked = checked_drafts(settings, header, send)
     if settings.rpc:
-        from specllama.worker.rpc.attach import attach
+        from specllama.worker.rpc import attach
 
         settings = attach(settings, send)
     settings = on_gpus(settings, [d.name for d in devices() if d.gpu])

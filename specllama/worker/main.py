@@ -174,7 +174,7 @@ def compile_kernels(send: Callable[[protocol.Message], None]) -> None:
 
 def _serve_rpc(message: protocol.Serve, pipes: _Pipes) -> NoReturn:
     """Serve in this thread until the process ends."""
-    from specllama.worker.rpc.serve import serve
+    from specllama.worker.rpc import serve
 
     serve(message, pipes.send)
 

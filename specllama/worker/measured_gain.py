@@ -9,8 +9,7 @@ from specllama.client.tune_messages import MeasuredDraft
 from specllama.config.store import Store
 from specllama.core.replay.break_even import easiest
 from specllama.drafters import MODEL
-from specllama.gguf.header import Header
-from specllama.gguf.identity import identity
+from specllama.gguf.header import Header, identity
 from specllama.models.foreign_drafts import FOLDER, DraftRecord, MeasuredDrafts
 from specllama.worker.loader import Loaded
 

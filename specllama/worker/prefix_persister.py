@@ -16,8 +16,7 @@ from specllama.config.load import LoadSettings, ModelSettings
 from specllama.core.interfaces import Saved
 from specllama.core.prefix.store import MIN_SHARED, PrefixStore, Slot
 from specllama.core.prefix.stored import KINDS, CachedSequence, Ids, PartialState, as_ids, n_common
-from specllama.gguf.header import Header
-from specllama.gguf.identity import FileIdentity, file_identity, part_identities
+from specllama.gguf.header import FileIdentity, Header, file_identity, part_identities
 from specllama.llama.context import LlamaContext
 from specllama.llama.library import build_info, system_info
 from specllama.prefix_disk.disk_store import DiskStore, PrefixCandidate

@@ -17,8 +17,7 @@ from specllama.core.interfaces import Drafter
 from specllama.core.policy.config import DEFAULT, PolicyConfig, is_number
 from specllama.core.policy.cost_curve import CostCurve
 from specllama.drafters import words_of
-from specllama.gguf.header import Header
-from specllama.gguf.identity import content_of, identity
+from specllama.gguf.header import Header, content_of, identity
 from specllama.heads.kind import HeadInfo
 from specllama.json_types import JsonObject
 from specllama.llama.context import LlamaContext

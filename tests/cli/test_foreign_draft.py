@@ -11,8 +11,7 @@ from specllama import LLM, SamplingParams
 from specllama.config.store import Store
 from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specllama.errors import IncompatiblePairError, UsageError
-from specllama.gguf.header import read_header
-from specllama.gguf.identity import identity
+from specllama.gguf.header import identity, read_header
 from specllama.models.foreign_drafts import DraftRecord, MeasuredDrafts
 from tests.support import tinygguf, tinyheads
 from tests.support.command import Command, assert_error

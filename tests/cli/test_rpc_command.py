@@ -18,7 +18,7 @@ import pytest
 from specllama import LLM, SamplingParams
 from specllama.errors import NetworkError, UsageError
 from specllama.llama.library import KERNELS, Device
-from specllama.worker.rpc.serve import chosen
+from specllama.worker.rpc import chosen
 from tests.support import tinygguf
 from tests.support.command import Command
 from tests.support.paths import ROOT

@@ -23,7 +23,7 @@ from specllama.drafters.head import HeadDrafter
 from specllama.drafters.model import ModelDrafter
 from specllama.gguf.header import read_model
 from specllama.heads import read_head
-from specllama.models.memory.load_plan import ROLLBACK, plan_load
+from specllama.models.memory.plan import ROLLBACK, plan_load
 from specllama.worker import draft as worker_head
 from specllama.worker import loader
 from specllama.worker.loader import Loaded

@@ -12,8 +12,9 @@ import pytest
 
 from specllama.gguf.header import Header, read_header
 from specllama.heads import read_head
-from specllama.models.memory.plan import MemoryPlan, PlanSettings, plan_memory
+from specllama.models.memory.plan import MemoryPlan, plan_memory
 from tests.support import tinygguf, tinyheads, tinymtp
+from tests.support.memory import plan_settings
 
 N_CTX, N_SLOTS, N_RS_SEQ = 32768, 16, 3
 CHILD = """
@@ -75,7 +76,7 @@ def allocated(target: Path, head: Path, mtp: bool, n_contexts: int) -> list[dict
 
 
 def planned(target: Header, head: Header) -> MemoryPlan:
-    settings = PlanSettings(1 << 40, n_ctx=N_CTX, n_slots=N_SLOTS, n_rs_seq=N_RS_SEQ)
+    settings = plan_settings(1 << 40, n_ctx=N_CTX, n_slots=N_SLOTS, n_rs_seq=N_RS_SEQ)
     info = read_head(head)
     assert info is not None
     return plan_memory(target, info, settings)

@@ -16,8 +16,14 @@ from specllama.gguf.header import Header
 from specllama.gguf.parse import TensorInfo
 from specllama.llama.context_params import ModelParams, context_params
 from specllama.models.memory.cost import keeps_all_cells
-from specllama.models.memory.load_plan import on_gpus, plan_load, rollback, rows_of_logits, spare_cells
-from specllama.models.memory.plan import DeviceMemory
+from specllama.models.memory.plan import (
+    DeviceMemory,
+    on_gpus,
+    plan_load,
+    rollback,
+    rows_of_logits,
+    spare_cells,
+)
 from tests.support.paths import ROOT
 
 GB = 10**9
@@ -129,7 +135,7 @@ AT_RUN_TIME: Mapping[str, str] = {
     "memory": "worker/loader.py",
     "chat_template": "worker/queries.py",
     "tool_format": "worker/loaded_engine.py",
-    "rpc": "worker/rpc/attach.py",
+    "rpc": "worker/rpc.py",
     "schema_open": "worker/intake.py",
     "cache_disk": "worker/loaded_engine.py",
     "kept_seconds": "worker/loaded_engine.py",

@@ -19,10 +19,11 @@ import pytest
 from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specllama.errors import ResourceError
 from specllama.gguf.header import read_model
-from specllama.models.memory.plan import PlanSettings, plan_memory
+from specllama.models.memory.plan import plan_memory
 from tests.support import ggufbytes as g
 from tests.support import tinygguf
 from tests.support.command import ROOT, Command, CommandLine, Result, assert_error
+from tests.support.memory import plan_settings
 
 GOOD = EMBEDDED_TARGET.read_bytes()
 LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a214614ab2935\nsize 4212345678\n"
@@ -260,10 +261,10 @@ def test_the_error_for_too_large_a_context_suggests_one_that_fits(shared: Comman
     suggested = int(re.findall(r"with -c (\d+)", result.err)[0])
     target, draft = read_model(str(EMBEDDED_TARGET)), read_model(str(EMBEDDED_DRAFT))
     available = float(re.findall(r"([\d.]+) GB available", result.err)[0])
-    room = PlanSettings(available=int(available * 1.01e9), n_ctx=suggested, n_outputs_max=65)
+    room = plan_settings(available=int(available * 1.01e9), n_ctx=suggested, n_outputs_max=65)
     plan_memory(target, draft, room)
     with pytest.raises(ResourceError):
-        plan_memory(target, draft, replace(room, n_ctx=2 * suggested))
+        plan_memory(target, draft, replace(room, target=room.target.with_model(n_ctx=2 * suggested)))
 
 
 def test_a_context_beyond_training_is_a_warning_with_a_setting(shared: Command) -> None:

@@ -61,7 +61,7 @@ ONLY: dict[str, tuple[str, ...]] = {
     "data": (),
     "prefix_disk": (
         *("errors", "clock", "large_memory", "regular_file", "stored_figures", "wire", "config"),
-        "gguf.identity",
+        "gguf.header",
     ),
     "client": (*BASICS, "config", "calls", "prefix_disk.scopes", *LIGHT_CORE),
     "__main__": ("cli", "errors", "python_command"),

@@ -18,7 +18,7 @@ from specllama.cli.chat.terminal import HistoryFile
 from specllama.config.store import stored_object
 from specllama.config.toml_file import read_start, read_text
 from specllama.errors import SpecllamaError
-from specllama.gguf.identity import file_identity
+from specllama.gguf.header import file_identity
 from specllama.llama.kernels import _is_usable
 from specllama.models.hub.cache import read_small
 from specllama.prefix_disk.directory import StateDirectory

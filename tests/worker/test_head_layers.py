@@ -12,7 +12,7 @@ from specllama.config.load import LoadSettings, ModelSettings
 from specllama.config.store import Store
 from specllama.gguf.header import read_header
 from specllama.heads import read_head
-from specllama.models.memory.load_plan import plan_load
+from specllama.models.memory.plan import plan_load
 from specllama.worker.draft import LoadedHead
 from specllama.worker.loader import Loaded, load
 from tests.support import tinymtp

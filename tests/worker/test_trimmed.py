@@ -126,7 +126,7 @@ def _context(front: Front) -> TrimmedContext:
 
 
 def test_a_draft_without_the_other_embeddings_drafts_with_stand_ins(tmp_path: Path) -> None:
-    from specllama.models.trim.write import set_embeddings
+    from specllama.models.trim import set_embeddings
 
     target = tinygguf.llama(tmp_path / "model.gguf", n_vocab=N_VOCAB)
     draft = trimmed(target)

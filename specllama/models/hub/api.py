@@ -53,6 +53,7 @@ class Content:
     validator: str
     chunks: Iterator[bytes]
 
+
 @dataclass(frozen=True, slots=True)
 class HubFile:
     """A file of a repository. size: bytes. etag: its name in the cache, the sha256 of the content; git's sha1

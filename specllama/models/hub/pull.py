@@ -14,9 +14,9 @@ from io import FileIO
 from pathlib import Path
 
 from specllama.clock import running_time
+from specllama.config.store import free_bytes, sync
 from specllama.errors import IntegrityError, ResourceError
 from specllama.models.hub.api import Hub, HubFile, Listing, RangeError
-from specllama.config.store import free_bytes, sync
 from specllama.models.hub.cache import RepoCache, hash_for, open_partial, unwritable
 from specllama.models.progress import DownloadState, Listener, RetryableError, RetryPolicy
 from specllama.models.quants import size

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal
+from typing import Any
 
 import numpy as np
 
-from specllama.config.load import CACHE_TYPES, LoadSettings, ModelSettings, reserved_outputs
-from specllama.errors import UsageError
+from specllama.config.load import LoadSettings, ModelSettings, reserved_outputs
 from specllama.gguf.architectures import HYBRID, INTERVAL, RECURRENT, ROLLBACK, SWA_PATTERNS
 from specllama.gguf.header import Header
 from specllama.gguf.parse import row_bytes
@@ -81,7 +81,7 @@ def tensor_overrides(s: ModelSettings) -> list[tuple[str, str]]:
     return [*s.override_tensor, *experts]
 
 
-def stays_on_host(name: str, overrides: tuple[tuple[str, str], ...]) -> bool:
+def stays_on_host(name: str, overrides: Iterable[tuple[str, str]]) -> bool:
     """Whether a tensor stays in host memory though its layer is on a device. A pattern that is no regular
     expression matches nothing; loading refuses it.
     """
@@ -101,38 +101,40 @@ _F32 = 4
 _COMPUTE_MARGIN = 1.15
 _FIXED = 32 << 20  # bytes per context: graph nodes, batches, threads
 _PER_TOKEN_TEXT = 512  # bytes per token of the vocabulary in llama.cpp: strings, two maps, pieces, merges
+_DEFAULT = ModelSettings(path="")
 _BLOCK = re.compile(r"blk\.(\d+)\.")
 
-FlashAttn = Literal["auto", "on", "off"]
+
+@dataclass(frozen=True)
+class DeviceMemory:
+    """A device to offload layers to. free: bytes. unified: its memory is the host's (Apple)."""
+
+    name: str
+    free: int
+    unified: bool = False
 
 
 @dataclass(frozen=True)
 class CostSettings:
-    """The settings of a model and its context that memory depends on. overrides: see `tensor_overrides`.
-    Raises UsageError at construction.
+    """The settings of a model and its context that memory depends on. n_outputs_max: rows of logits.
+    n_rs_seq: recurrent states of each sequence. n_spare: cells of the cache beyond n_ctx. devices: to use.
     """
 
+    model: ModelSettings = _DEFAULT
     n_slots: int = 1
-    n_batch: int = 2048
-    n_ubatch: int = 512
     n_outputs_max: int = 64
     n_rs_seq: int = 0
-    cache_type_k: str = "f16"
-    cache_type_v: str = "f16"
-    flash_attn: FlashAttn = "auto"
+    n_spare: int = 0
     swa_full: bool = True
-    overrides: tuple[tuple[str, str], ...] = ()
+    devices: tuple[DeviceMemory, ...] = ()
 
-    def __post_init__(self) -> None:
-        for name in ("cache_type_k", "cache_type_v"):
-            if getattr(self, name) not in CACHE_TYPES:
-                allowed = ", ".join(CACHE_TYPES)
-                raise UsageError(f"{name} is {getattr(self, name)!r}, not one of {allowed}")
-        for name in ("n_slots", "n_batch", "n_ubatch", "n_outputs_max"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"{name} is {getattr(self, name)}, must be at least 1")
-        if self.n_rs_seq < 0:
-            raise UsageError(f"n_rs_seq is {self.n_rs_seq}, must be at least 0")
+    @property
+    def n_gpu_layers(self) -> int:
+        """AUTO for all that fit, ALL_LAYERS for all."""
+        return self.model.n_gpu_layers if self.devices else 0
+
+    def with_model(self, **changes: Any) -> CostSettings:
+        return replace(self, model=replace(self.model, **changes))
 
 
 @dataclass(frozen=True)
@@ -206,10 +208,10 @@ class MemoryCosts:
     @cached_property
     def layer_weights(self) -> tuple[int, ...]:
         """Bytes of the tensors of each block that go where the block goes."""
-        sums = [0] * self.header.n_layer
+        sums, overrides = [0] * self.header.n_layer, tensor_overrides(self.settings.model)
         for t in self.header.tensors:
             match = _BLOCK.match(t.name)
-            if match and int(match[1]) < len(sums) and not stays_on_host(t.name, self.settings.overrides):
+            if match and int(match[1]) < len(sums) and not stays_on_host(t.name, overrides):
                 sums[int(match[1])] += t.n_bytes
         return tuple(sums)
 
@@ -255,7 +257,7 @@ class MemoryCosts:
             attends = i < last and not (h.architecture in INTERVAL and self.recurrent[i])
             n = n_kv[i] if attends else 0
             widths.append((sizes[0] * n + (index if n else 0), 0 if latent else sizes[1] * n))
-        if self.settings.flash_attn == "off":  # V is then transposed and padded to the widest layer
+        if self.settings.model.flash_attn == "off":  # V is then transposed and padded to the widest layer
             widest = max(v for _, v in widths)
             widths = [(k, widest if k else 0) for k, _ in widths]
         return tuple(widths)
@@ -287,12 +289,12 @@ class MemoryCosts:
     def layer_caches(self, n_ctx: int) -> tuple[int, ...]:
         """Bytes of each layer's KV caches and recurrent state."""
         s, cells = self.settings, -(-n_ctx // N_CTX_PAD) * N_CTX_PAD
-        of_window = window_cells(self.header, cells, s.n_slots, s.n_ubatch, N_CTX_PAD)
+        of_window = window_cells(self.header, cells, s.n_slots, s.model.n_ubatch, N_CTX_PAD)
         windowed = (False,) * self.header.n_layer if s.swa_full else windowed_layers(self.header)
         return tuple(
             self.n_contexts
             * (of_window if window else cells)
-            * (row_bytes(s.cache_type_k, n_k) + row_bytes(s.cache_type_v, n_v))
+            * (row_bytes(s.model.cache_type_k, n_k) + row_bytes(s.model.cache_type_v, n_v))
             + state
             for (n_k, n_v), state, window in zip(self.cache_widths, self.state_layers, windowed, strict=True)
         )
@@ -308,9 +310,9 @@ class MemoryCosts:
         logits, together with the attention masks.
         """
         h, s = self.header, self.settings
-        off = s.flash_attn == "off"
+        off = s.model.flash_attn == "off"
         n_head = max(h.n_head, default=0)
-        n_tokens = min(s.n_ubatch, s.n_batch, n_ctx)
+        n_tokens = min(s.model.n_ubatch, s.model.n_batch, n_ctx)
         cells = -(-n_ctx // N_CTX_PAD) * N_CTX_PAD
         width = max(h.n_embd, n_head * max(self.head_sizes[0]))
         attention = n_tokens * (6 * width + (cells * n_head if off else 0))

@@ -9,14 +9,17 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from specllama.config.defaults import N_CTX_DEFAULT
+from specllama.config.load import ALL_LAYERS, AUTO, LoadSettings, ModelSettings
 from specllama.errors import ResourceError, UsageError, option
 from specllama.gguf.header import Header
 from specllama.gguf.parse import TYPE_BY_NAME
 from specllama.heads import HEAD_ARCHITECTURES, file_head
 from specllama.heads.kind import HeadInfo, of_blocks
-from specllama.models.memory.cost import N_CTX_PAD, CostSettings, FlashAttn, MemoryCosts, Usage
+from specllama.models.memory.cost import N_CTX_PAD, CostSettings, MemoryCosts, Usage, keeps_all_cells
+from specllama.models.memory.cost import DeviceMemory as DeviceMemory
 
 # The parts of a file with a head, as headers of their own, so that the memory of each can be planned.
 #
@@ -48,81 +51,37 @@ def row_buffers(head: HeadInfo, n_batch: int) -> int:
     return n_batch * (width + max(head.n_embd, head.n_embd_target)) * _F32
 
 
+DRAFT_BUDGET = 64  # rows of logits beyond one per slot
+MAX_SEQUENCES = 256  # of a context: LLAMA_MAX_SEQ
+VISIBLE_CELLS = 256  # caches have a multiple of this many cells
+ROLLBACK = 16  # recurrent states kept per sequence if drafts have no fixed length
 MIN_N_CTX = 512
 _DEFAULT_SHARE = 0.9  # of the available memory that a default context may use
 _DEVICE_RESERVE = 256 << 20  # bytes of each device left to its driver and other programs
+_DEFAULT = CostSettings()
 
 # Bits per weight of common quantisations, best first.
 _QUANTS = (("Q8_0", 8.5), ("Q6_K", 6.6), ("Q5_K_M", 5.7), ("Q4_K_M", 4.9), ("Q3_K_M", 4.0), ("Q2_K", 3.2))
 
 
 @dataclass(frozen=True)
-class DeviceMemory:
-    """A device to offload layers to. free: bytes. unified: its memory is the host's (Apple)."""
-
-    name: str
-    free: int
-    unified: bool = False
-
-
-@dataclass(frozen=True)
 class PlanSettings:
-    """The settings to plan for. available: bytes of host memory. n_spare: cells of the target's cache beyond
-    n_ctx. None: the plan chooses; for devices_draft: those of the target. overrides, overrides_draft: see
-    `tensor_overrides`. Raises UsageError at construction.
+    """The settings to plan for. available: bytes of host memory. draft: None for those of the target, but its
+    context. n_ctx 0: the plan chooses, for the draft that of the target.
     """
 
     available: int
-    n_ctx: int | None = None
-    n_spare: int = 0
-    n_ctx_draft: int | None = None
-    n_slots: int = 1
-    n_batch: int = 2048
-    n_ubatch: int = 512
-    n_outputs_max: int = 64
-    n_rs_seq: int = 0
-    swa_full: bool = True
-    cache_type_k: str = "f16"
-    cache_type_v: str = "f16"
-    cache_type_k_draft: str = "f16"
-    cache_type_v_draft: str = "f16"
-    flash_attn: FlashAttn = "auto"
-    n_gpu_layers: int | None = None
-    n_gpu_layers_draft: int | None = None
-    devices: tuple[DeviceMemory, ...] = ()
-    devices_draft: tuple[DeviceMemory, ...] | None = None
-    overrides: tuple[tuple[str, str], ...] = ()
-    overrides_draft: tuple[tuple[str, str], ...] = ()
+    target: CostSettings = _DEFAULT
+    draft: CostSettings | None = None
 
-    def __post_init__(self) -> None:
-        for name in ("n_ctx", "n_ctx_draft"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UsageError(f"{name} is {value}, must be at least 1")
-        self.of_target()
-        self.of_draft()
-
-    def of_target(self) -> CostSettings:
-        own = self._load(self.cache_type_k, self.cache_type_v, self.overrides)
-        return replace(own, swa_full=self.swa_full)
-
+    @property
     def of_draft(self) -> CostSettings:
-        return self._load(self.cache_type_k_draft, self.cache_type_v_draft, self.overrides_draft)
+        return self.draft or replace(self.target.with_model(n_ctx=0), n_spare=0, swa_full=True)
 
-    def _load(
-        self, cache_type_k: str, cache_type_v: str, overrides: tuple[tuple[str, str], ...]
-    ) -> CostSettings:
-        return CostSettings(
-            n_slots=self.n_slots,
-            n_batch=self.n_batch,
-            n_ubatch=self.n_ubatch,
-            n_outputs_max=self.n_outputs_max,
-            n_rs_seq=self.n_rs_seq,
-            cache_type_k=cache_type_k,
-            cache_type_v=cache_type_v,
-            flash_attn=self.flash_attn,
-            overrides=overrides,
-        )
+    def with_models(self, **changes: Any) -> PlanSettings:
+        """With changed settings of both models."""
+        target, draft = self.target.with_model(**changes), self.of_draft.with_model(**changes)
+        return replace(self, target=target, draft=draft)
 
 
 @dataclass(frozen=True)
@@ -178,11 +137,11 @@ def plan_memory(
     for a cache type whose blocks do not divide the head size.
     """
     planner = _Planner(target, as_head(draft) if draft is not None else None, settings, head)
-    _check_cache_types(planner.target, settings.of_target())
+    _check_cache_types(planner.target, settings.target)
     if planner.draft:
-        _check_cache_types(planner.draft, settings.of_draft())
-    if settings.n_ctx is not None:
-        plan = planner.plan(settings.n_ctx)
+        _check_cache_types(planner.draft, settings.of_draft)
+    if n_ctx := settings.target.model.n_ctx:
+        plan = planner.plan(n_ctx)
     else:
         roomy = replace(settings, available=int(settings.available * _DEFAULT_SHARE))
         chosen = planner.with_settings(roomy).largest_fitting(_default_n_ctx(target))
@@ -208,12 +167,12 @@ class _Planner:
         self.draft = draft.memory_header if isinstance(draft, HeadInfo) else draft
         self.inside = head is not None and not head.own_file
         n_above = target.n_layer - self.target.n_layer
-        self._target = MemoryCosts(self.target, settings.of_target(), n_above)
+        self._target = MemoryCosts(self.target, settings.target, n_above)
         # A head inside the target has the types of the target's cache.
-        of_draft = settings.of_target() if self.inside else settings.of_draft()
+        of_draft = settings.target if self.inside else settings.of_draft
         self._draft = _costs(self.draft, head, of_draft) if self.draft else None
         self.head = second.memory_header if second is not None else None
-        self._head = _costs(self.head, second, settings.of_target()) if self.head else None
+        self._head = _costs(self.head, second, settings.target) if self.head else None
 
     @property
     def headers(self) -> list[Header]:
@@ -228,29 +187,27 @@ class _Planner:
         return _Planner(self._given[0], None, self.settings)
 
     def plan(self, n_ctx: int) -> MemoryPlan:
-        s = self.settings
-        room = _room(s.devices)
-        n_layers = s.n_gpu_layers if s.devices else 0
-        target = replace(_offloaded(self._target, n_ctx + s.n_spare, n_layers, room), n_ctx=n_ctx)
+        s, d = self.settings.target, self.settings.of_draft
+        room, n_ctx_draft = _room(s.devices), d.model.n_ctx or n_ctx
+        target = replace(_offloaded(self._target, n_ctx + s.n_spare, s.n_gpu_layers, room), n_ctx=n_ctx)
+        # The blocks of a head inside the target go where its last layers go.
+        with_last = ALL_LAYERS if target.n_gpu_layers else 0
         usages, draft_room = [(target, s.devices)], 0
         head, draft = None, None
         if self._head:
-            layers = -1 if target.n_gpu_layers else 0
-            head = _offloaded(self._head, s.n_ctx_draft or n_ctx, layers, room)
+            head = _offloaded(self._head, n_ctx_draft, with_last, room)
             usages.append((head, s.devices))
         if self._draft:
-            own = s.devices if s.devices_draft is None or self.inside else s.devices_draft
+            own = s.devices if self.inside else d.devices
             draft_room = _room(own) - sum(_part(used.device, s.devices, own) for used, _ in usages)
-            n_gpu_layers = s.n_gpu_layers_draft if own else 0
-            if self.inside:  # its blocks go where the last layers of the model go
-                n_gpu_layers = -1 if target.n_gpu_layers else 0
-            draft = _offloaded(self._draft, s.n_ctx_draft or n_ctx, n_gpu_layers, draft_room)
+            layers = with_last if self.inside else d.n_gpu_layers
+            draft = _offloaded(self._draft, n_ctx_draft, layers, draft_room)
             usages.append((draft, own))
         device = sum(usage.device for usage, _ in usages)
         host = sum(usage.host for usage, _ in usages)
         for usage, devices in usages:
             host += _part(usage.device, devices, [d for d in devices if d.unified])
-        return MemoryPlan(target, draft, s.available, host, device, room, draft_room, head=head)
+        return MemoryPlan(target, draft, self.settings.available, host, device, room, draft_room, head=head)
 
     def largest_fitting(self, most: int) -> int | None:
         """The largest n_ctx up to `most` that fits, by bisection in steps of 256 from 512; or None."""
@@ -266,7 +223,7 @@ def _costs(draft: Header, head: HeadInfo | None, load: CostSettings) -> MemoryCo
     """Of a draft model, or of the parts of a head."""
     if head is None:
         return MemoryCosts(draft, load)
-    return MemoryCosts(draft, load, rows=row_buffers(head, load.n_batch), n_contexts=head.n_chained)
+    return MemoryCosts(draft, load, rows=row_buffers(head, load.model.n_batch), n_contexts=head.n_chained)
 
 
 def _room(devices: Iterable[DeviceMemory]) -> int:
@@ -283,10 +240,10 @@ def _part(n_bytes: int, spread: Sequence[DeviceMemory], counted: Iterable[Device
     return n_bytes * _room(inside) // whole if whole else n_bytes if inside else 0
 
 
-def _offloaded(costs: MemoryCosts, n_ctx: int, n_gpu_layers: int | None, room: int) -> Usage:
-    """The usage with `n_gpu_layers`, or (None) with as many layers as the devices have room for."""
-    if n_gpu_layers is not None:
-        return costs.usage(n_ctx, costs.n_offloaded_max if n_gpu_layers < 0 else n_gpu_layers)
+def _offloaded(costs: MemoryCosts, n_ctx: int, n_gpu_layers: int, room: int) -> Usage:
+    """The usage with `n_gpu_layers`; AUTO for as many layers as the devices have room for."""
+    if n_gpu_layers != AUTO:
+        return costs.usage(n_ctx, costs.n_offloaded_max if n_gpu_layers == ALL_LAYERS else n_gpu_layers)
     for n in range(costs.n_offloaded_max, costs.n_above, -1):
         usage = costs.usage(n_ctx, n)
         if usage.device <= room:
@@ -295,7 +252,7 @@ def _offloaded(costs: MemoryCosts, n_ctx: int, n_gpu_layers: int | None, room: i
 
 
 def _check_cache_types(header: Header, load: CostSettings) -> None:
-    kinds = {"cache_type_k": load.cache_type_k, "cache_type_v": load.cache_type_v}
+    kinds = {"cache_type_k": load.model.cache_type_k, "cache_type_v": load.model.cache_type_v}
     for size, (name, kind) in zip(MemoryCosts(header, load).head_sizes[0], kinds.items(), strict=True):
         block = TYPE_BY_NAME[kind].block_size
         if size % block:
@@ -355,8 +312,7 @@ def _remedies(planner: _Planner, plan: MemoryPlan) -> Iterator[str]:
     s, draft = planner.settings, planner.draft
     any_remedy = False
     if not plan.fits_devices:
-        free = replace(s, n_gpu_layers=None, n_gpu_layers_draft=None)
-        auto = planner.with_settings(free).plan(plan.n_ctx)
+        auto = planner.with_settings(s.with_models(n_gpu_layers=AUTO)).plan(plan.n_ctx)
         if auto.fits:
             any_remedy = True
             both = " " + option("n_gpu_layers_draft", auto.draft.n_gpu_layers) if auto.draft else ""
@@ -379,7 +335,7 @@ def _remedies(planner: _Planner, plan: MemoryPlan) -> Iterator[str]:
                 break
         elif n_ctx := _smaller_n_ctx(variant, plan):
             any_remedy = True
-            both = " " + option("n_ctx_draft", n_ctx) if variant.draft and s.n_ctx_draft else ""
+            both = " " + option("n_ctx_draft", n_ctx) if variant.draft and s.of_draft.model.n_ctx else ""
             yield f"{flags} {option('n_ctx', n_ctx)}".strip() + both
     if not any_remedy:
         yield from _smaller_quants(alone or planner, f"{no_draft} and " if draft else "")
@@ -387,7 +343,7 @@ def _remedies(planner: _Planner, plan: MemoryPlan) -> Iterator[str]:
 
 def _smaller_n_ctx(variant: _Planner, plan: MemoryPlan) -> int | None:
     """The largest context below the refused one that fits; the draft's context is reduced with it."""
-    shrunk = replace(variant.settings, n_ctx_draft=None)
+    shrunk = replace(variant.settings, draft=variant.settings.of_draft.with_model(n_ctx=0))
     if plan.n_ctx <= MIN_N_CTX:
         return None
     below = (plan.n_ctx - 1) // N_CTX_PAD * N_CTX_PAD
@@ -397,12 +353,12 @@ def _smaller_n_ctx(variant: _Planner, plan: MemoryPlan) -> int | None:
 def _quantised(planner: _Planner) -> _Planner | None:
     """One with Q8_0 caches; None if they would not help or their blocks do not divide the head size."""
     headers = planner.headers
-    wide = {"f32", "f16", "bf16"} & {planner.settings.cache_type_k, planner.settings.cache_type_v}
+    own = planner.settings.target.model
+    wide = {"f32", "f16", "bf16"} & {own.cache_type_k, own.cache_type_v}
     sizes = [size for h in headers for pair in MemoryCosts(h, CostSettings()).head_sizes for size in pair]
-    if not wide or not any(sizes) or any(size % 32 for size in sizes) or planner.settings.flash_attn == "off":
+    if not wide or not any(sizes) or any(size % 32 for size in sizes) or own.flash_attn == "off":
         return None
-    q8 = dict.fromkeys(("cache_type_k", "cache_type_v", "cache_type_k_draft", "cache_type_v_draft"), "q8_0")
-    return planner.with_settings(replace(planner.settings, **q8))  # type: ignore[arg-type]
+    return planner.with_settings(planner.settings.with_models(cache_type_k="q8_0", cache_type_v="q8_0"))
 
 
 def _cache_flags(draft: Header | None) -> str:
@@ -423,3 +379,105 @@ def _smaller_quants(planner: _Planner, flags: str) -> Iterator[str]:
 
 def _gigabytes(n: int) -> str:
     return f"{n / 1e9:.2f}"
+
+
+# The plan of a load: the engine process plans with it before it loads, a server before it starts the process.
+
+
+def rows_of_logits(settings: LoadSettings) -> int:
+    """The rows of logits that a decode of the target has at most."""
+    n_slots = settings.n_slots
+    return max(n_slots, 64, n_slots + max(DRAFT_BUDGET, settings.draft_max or 0))
+
+
+def spare_cells(settings: LoadSettings) -> int:
+    """Cells of the target's cache beyond its context, for the rows that fill up decodes at its end."""
+    return VISIBLE_CELLS if settings.exact or settings.target.n_gpu_layers != 0 else 0
+
+
+def branch_sequences(settings: LoadSettings) -> int:
+    """The branches that a decode of the target may have, those of all texts together."""
+    n_slots, n_tree = settings.n_slots, settings.draft_tree
+    if not settings.drafters or settings.draft_max == 0 or not n_tree:
+        return 0
+    return max(0, min(n_tree * n_slots, MAX_SEQUENCES - n_slots))
+
+
+def rollback(settings: LoadSettings) -> int:
+    """The recurrent states that each sequence of the target keeps."""
+    return 0 if not settings.drafters or settings.draft_max == 0 else (settings.draft_max or ROLLBACK)
+
+
+def on_gpus(settings: LoadSettings, there: Sequence[str]) -> LoadSettings:
+    """The settings with the names of the GPUs that `tensor_parallel_size` asks for; the draft uses the same
+    ones unless its own are named. there: names of all GPUs. Raises ResourceError if there are fewer.
+    """
+    target, draft = settings.target, settings.draft
+    n = target.tensor_parallel_size
+    usable = [name for name in there if not target.devices or name in target.devices]
+    if not n or (n == 1 and not usable):
+        return settings
+    if len(usable) < n:
+        usable_text = f"only {', '.join(usable)} can be used" if usable else "no GPU can be used"
+        raise ResourceError(
+            f"needs {n} GPUs, and {usable_text}",
+            f"specllama doctor lists the devices; {option('tensor_parallel_size', max(1, len(usable)))} fits",
+            option="tensor_parallel_size",
+        )
+    names = tuple(usable[:n])
+    if draft is not None and not draft.devices:
+        draft = replace(draft, devices=names)
+    return replace(settings, target=replace(target, devices=names), draft=draft)
+
+
+def plan_load(
+    settings: LoadSettings,
+    target: Header,
+    draft: Header | HeadInfo | None,
+    available: int,
+    devices: Sequence[DeviceMemory],
+    n_outputs: int | None = None,
+    n_rs_seq: int | None = None,
+    head: HeadInfo | None = None,
+) -> MemoryPlan:
+    """The plan of a load. draft, head: as in `plan_memory`. available: bytes of host memory. devices: all
+    GPUs of the build. n_outputs, n_rs_seq: instead of what the settings ask for. Raises what `plan_memory`
+    raises.
+    """
+    t, d = settings.target, settings.draft or replace(settings.target, n_ctx=0)
+    of_target = CostSettings(
+        t,
+        settings.n_slots,
+        rows_of_logits(settings) if n_outputs is None else n_outputs,
+        rollback(settings) if n_rs_seq is None else n_rs_seq,
+        spare_cells(settings),
+        keeps_all_cells(settings, head is not None or isinstance(draft, HeadInfo)),
+        _used(t, devices),
+    )
+    of_draft = replace(of_target, model=d, n_spare=0, swa_full=True, devices=_used(d, devices))
+    return plan_memory(target, draft, PlanSettings(available, of_target, of_draft), head)
+
+
+def plan_head(
+    settings: LoadSettings,
+    target: Header,
+    head: HeadInfo,
+    loaded: MemoryPlan,
+    available: int,
+    devices: Sequence[DeviceMemory],
+) -> MemoryPlan:
+    """The plan of a load for a head in a file of its own, where the target is loaded already, by the plan
+    `loaded`. settings: of the target and of the head, as its draft. available, devices: what is free now.
+    Raises what `plan_memory` raises.
+    """
+    used, t = loaded.target, settings.target
+    available += max(0, used.host - used.weights) if t.use_mmap else used.host
+    free = sum(d.free for d in devices)
+    before = [replace(d, free=d.free + used.device * d.free // max(1, free)) for d in devices]
+    fixed = replace(t, n_ctx=used.n_ctx, n_gpu_layers=used.n_gpu_layers)
+    return plan_load(replace(settings, target=fixed), target, head, available, before)
+
+
+def _used(s: ModelSettings, devices: Sequence[DeviceMemory]) -> tuple[DeviceMemory, ...]:
+    used = tuple(d for d in devices if not s.devices or d.name in s.devices)
+    return used[s.main_gpu : s.main_gpu + 1] if s.split_mode == "none" else used

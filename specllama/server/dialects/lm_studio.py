@@ -6,7 +6,7 @@ from starlette.responses import JSONResponse, Response
 
 from specllama.client.model_info import LoadInfo
 from specllama.json_types import JsonObject
-from specllama.models.details import ModelDetails
+from specllama.models.catalogue import ModelDetails
 from specllama.server.dialects.shared.base import ApiRequest, ApiRoute, Dialect
 from specllama.server.dialects.shared.writer import error_body
 from specllama.server.models import ListedModel, listed

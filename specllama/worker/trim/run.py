@@ -35,14 +35,17 @@ from specllama.llama.draft_contexts import TrimmedContext
 from specllama.llama.heads import HeadContext, NoTarget, unsupported
 from specllama.llama.model import LlamaModel
 from specllama.models.quants import size
-from specllama.models.trim.plan import EMBEDDINGS, TrimSource, choose, trim_source
-from specllama.models.trim.write import (
+from specllama.models.trim import (
+    EMBEDDINGS,
+    TrimSource,
     about,
+    choose,
     kept_rows,
     row_indexes,
     set_embeddings,
     sha256_of,
     tensor_bytes,
+    trim_source,
     write_trimmed,
 )
 from specllama.regular_file import open_regular

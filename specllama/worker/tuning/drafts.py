@@ -33,7 +33,7 @@ from specllama.heads import file_head, read_head
 from specllama.heads.check import check_draft
 from specllama.heads.kind import HeadInfo
 from specllama.models.memory.available import available_memory
-from specllama.models.memory.load_plan import plan_head
+from specllama.models.memory.plan import plan_head
 from specllama.pair.check import own_head
 from specllama.worker.draft import LoadedDraft, LoadedHead, gpus, load_draft, open_head
 from specllama.worker.load_info import model_info

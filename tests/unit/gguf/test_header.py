@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from specllama.errors import GGUFError, IntegrityError, NotFoundError, UsageError
-from specllama.gguf import key_types
+from specllama.gguf import parse as format_
 from specllama.gguf.header import read_header, read_model, read_source
 from specllama.gguf.parse import parse
 from specllama.gguf.source import FileSource
@@ -373,8 +373,8 @@ def test_rejects_what_is_larger_than_in_any_model(
 
 
 def test_rejects_more_tokens_than_in_any_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert key_types.MAX_TOKENS >= 1 << 19
-    monkeypatch.setattr(key_types, "MAX_TOKENS", 1000)
+    assert format_.MAX_TOKENS >= 1 << 19
+    monkeypatch.setattr(format_, "MAX_TOKENS", 1000)
     gguf = GGUF({"tokenizer.ggml.tokens": empty_strings(1001)})
     assert "'tokenizer.ggml.tokens' at byte 24: 1001 tokens, more than 1000" in rejection(gguf)
 

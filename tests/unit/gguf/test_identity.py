@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from specllama.gguf import identity as module
-from specllama.gguf.header import read_model
-from specllama.gguf.identity import identity
+from specllama.gguf import header as module
+from specllama.gguf.header import identity, read_model
 from tests.support.ggufbytes import GGUF, Typed, llama
 
 

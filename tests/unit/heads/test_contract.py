@@ -17,7 +17,7 @@ from specllama.heads.check import check_draft, check_model
 from specllama.heads.kind import HeadInfo, HeadKind
 from specllama.models.memory.plan import PlanSettings, plan_memory
 from specllama.models.quants import is_head_name
-from specllama.models.trim.plan import trim_source
+from specllama.models.trim import trim_source
 from specllama.pair.check import check_any, check_head, step_bytes
 from tests.support import tinygguf, tinyheads, tinymtp
 

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
-from specllama.gguf.header import Header, read_header
-from specllama.gguf.identity import identity
+from specllama.gguf.header import Header, identity, read_header
 from specllama.models.foreign_drafts import PAYS, DraftRecord, MeasuredDrafts, Source
 from specllama.models.prepare import pair_on_disk
 from specllama.models.progress import Silent

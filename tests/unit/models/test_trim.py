@@ -17,9 +17,19 @@ from specllama.gguf.parse import parse
 from specllama.gguf.source import FileSource
 from specllama.gguf.trimmed import PREFIX, read_trim
 from specllama.heads.check import check_draft, check_model
-from specllama.models.trim import write
-from specllama.models.trim.plan import MULTIPLE, by_frequency, choose, default_kept, special_ids, trim_source
-from specllama.models.trim.write import about, changed_source, sha256_of, write_trimmed
+from specllama.models.trim import (
+    MULTIPLE,
+    about,
+    by_frequency,
+    changed_source,
+    choose,
+    default_kept,
+    sha256_of,
+    special_ids,
+    trim_source,
+    write_trimmed,
+)
+from specllama.models.trim import shortened as shortened_tokenizer
 from specllama.pair.check import check_any, check_pair
 from specllama.pair.vocab import stand_ins
 from tests.support import tinygguf, tinyheads
@@ -143,7 +153,7 @@ def test_ids_of_special_tokens_follow_the_tokens(draft: Path) -> None:
         value=np.array([5, 599]), kind="arr[i32]"
     )
     ids = np.array([*range(319), 599])
-    shortened = {item.key: item for item in write.shortened(entries, ids, read_header(draft).token_texts)}
+    shortened = {item.key: item for item in shortened_tokenizer(entries, ids, read_header(draft).token_texts)}
     assert shortened[key].value == 319
     assert shortened["tokenizer.ggml.suppress_tokens"].value == [5, 319]
 
@@ -153,7 +163,7 @@ def test_tokens_without_any_merge_are_refused(draft: Path) -> None:
     with FileSource(draft) as source:
         entries = parse(source).entries
     with pytest.raises(UsageError, match="no merge"):
-        list(write.shortened(entries, np.arange(FIRST_MERGED), header.token_texts))
+        list(shortened_tokenizer(entries, np.arange(FIRST_MERGED), header.token_texts))
 
 
 def test_a_trimmed_draft_is_a_draft_and_no_model(trimmed: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from specllama.gguf.identity import HEAD_BYTES, file_identity
+from specllama.gguf.header import HEAD_BYTES, file_identity
 from specllama.prefix_disk.scopes import LOCAL, OPEN, SHARED, model_key, scope_of, state_name
 
 

@@ -17,7 +17,7 @@ from specllama.errors import NetworkError, ResourceError, UsageError
 from specllama.rpc import probe as module
 from specllama.rpc.endpoints import endpoints, listen_address
 from specllama.rpc.probe import Worker, find_workers, probe, probe_all
-from specllama.worker.rpc import serve as sockets
+from specllama.worker import rpc as sockets
 
 Serve = Callable[[socket.socket], None]
 Version = tuple[int, int, int]

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from specllama.worker.rpc.serve import TensorCache
+from specllama.worker.rpc import TensorCache
 
 AT_ONCE: Callable[[float], object] = bool  # instead of waiting
 A, B, C = "00000000000000aa", "00000000000000bb", "00000000000000cc"

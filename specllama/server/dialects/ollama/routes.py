@@ -17,7 +17,7 @@ from specllama.client.protocol import PositionLogprobs
 from specllama.core.sampling.params import PARAMETERS, SamplingParams
 from specllama.errors import NotFoundError, SpecllamaError
 from specllama.json_types import JsonObject
-from specllama.models.details import ModelDetails
+from specllama.models.catalogue import ModelDetails
 from specllama.server.dialects.ollama.requests import (
     OllamaChatRequest,
     OllamaGenerateRequest,

@@ -7,7 +7,7 @@ import pytest
 from specllama.config.load import LoadSettings, ModelSettings
 from specllama.errors import ResourceError
 from specllama.models.memory.cost import stays_on_host, tensor_overrides
-from specllama.models.memory.load_plan import on_gpus
+from specllama.models.memory.plan import on_gpus
 
 
 def settings(n: int, devices: tuple[str, ...] = (), draft: tuple[str, ...] = ()) -> LoadSettings:

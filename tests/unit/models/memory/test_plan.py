@@ -21,10 +21,11 @@ from specllama.gguf.header import Header, read_header, read_source
 from specllama.gguf.parse import TensorInfo
 from specllama.heads.check import check_model
 from specllama.models.memory.available import available_memory
-from specllama.models.memory.cost import CostSettings, MemoryCosts, keeps_all_cells
-from specllama.models.memory.plan import DeviceMemory, MemoryPlan, PlanSettings, plan_memory
+from specllama.models.memory.cost import MemoryCosts, keeps_all_cells
+from specllama.models.memory.plan import DeviceMemory, MemoryPlan, plan_memory
 from tests.support import tinygguf
 from tests.support.ggufbytes import Typed, llama, words
+from tests.support.memory import cost_settings, plan_settings
 from tests.support.paths import SHARED
 
 GB = 10**9
@@ -77,15 +78,15 @@ def model(
 
 TARGET = model("Big-8B")
 DRAFT = model("Small-1B", n_layer=16, n_embd=2048, n_ff=8192, tied=True)
-ENOUGH = PlanSettings(available=1000 * GB)
+ENOUGH = plan_settings(available=1000 * GB)
 
 
 def plan(available: float, draft: Header | None = DRAFT, target: Header = TARGET, **more: Any) -> MemoryPlan:
-    return plan_memory(target, draft, PlanSettings(available=int(available * GB), **more))
+    return plan_memory(target, draft, plan_settings(available=int(available * GB), **more))
 
 
 def kv(header: Header, n_ctx: int, **settings: Any) -> int:
-    return MemoryCosts(header, CostSettings(**settings)).kv(n_ctx)
+    return MemoryCosts(header, cost_settings(**settings)).kv(n_ctx)
 
 
 def test_kv_is_exact() -> None:
@@ -122,24 +123,26 @@ SSM = {"ssm.conv_kernel": 4, "ssm.inner_size": 1024, "ssm.state_size": 16, "ssm.
 
 def test_recurrent_state_is_exact() -> None:
     each = (3 * (1024 + 2 * 2 * 16) + 16 * 1024) * 4
-    mamba = MemoryCosts(model("m", "mamba", n_layer=4, n_head=0, n_head_kv=0, **SSM), CostSettings(n_slots=3))
+    mamba = MemoryCosts(
+        model("m", "mamba", n_layer=4, n_head=0, n_head_kv=0, **SSM), cost_settings(n_slots=3)
+    )
     assert (mamba.kv(8192), mamba.state_layers) == (0, (each * 3,) * 4)
     jamba = model("j", "jamba", n_layer=4, n_head_kv=[0, 8, 0, 0], **SSM)
-    hybrid = MemoryCosts(jamba, CostSettings(n_slots=2, n_rs_seq=5))
+    hybrid = MemoryCosts(jamba, cost_settings(n_slots=2, n_rs_seq=5))
     assert hybrid.state_layers == (each * 2, 0, each * 2, each * 2)  # no rollback: n_rs_seq is clamped to 0
     assert hybrid.kv(1024) == 1024 * 8 * 128 * 2 * 2
     qwen = model("q", "qwen35", n_layer=8, **SSM, full_attention_interval=4)
-    rollback = MemoryCosts(qwen, CostSettings(n_slots=2, n_rs_seq=5))
+    rollback = MemoryCosts(qwen, cost_settings(n_slots=2, n_rs_seq=5))
     assert rollback.state_layers == ((each * 2 * 6,) * 3 + (0,)) * 2
     assert rollback.kv(1024) == 2 * 1024 * 8 * 128 * 2 * 2
     assert rollback.usage(1024).state == 6 * each * 2 * 6
-    both = MemoryCosts(model("f", "falcon-h1", n_layer=2, **SSM), CostSettings())
+    both = MemoryCosts(model("f", "falcon-h1", n_layer=2, **SSM), cost_settings())
     assert both.state_layers == (each, each)
     assert both.kv(1024) == 2 * 1024 * 8 * 128 * 2 * 2
 
 
 def test_parts_add_up_and_layers_move() -> None:
-    costs = MemoryCosts(TARGET, CostSettings())
+    costs = MemoryCosts(TARGET, cost_settings())
     host = costs.usage(8192, 0)
     parts = host.weights + host.kv + host.state + host.compute + host.outputs + host.fixed
     assert (host.host, host.device) == (parts, 0)
@@ -150,20 +153,20 @@ def test_parts_add_up_and_layers_move() -> None:
     assert offloaded.device == offloaded.weights - embedding + offloaded.kv + offloaded.compute
     assert offloaded.host == embedding + offloaded.compute + offloaded.outputs + offloaded.fixed
     assert costs.usage(8192, 999) == offloaded
-    tied = MemoryCosts(DRAFT, CostSettings()).usage(8192, 17)
+    tied = MemoryCosts(DRAFT, cost_settings()).usage(8192, 17)
     assert tied.device == tied.weights + tied.kv + tied.compute  # the embeddings are there twice
 
 
 def test_outputs_and_batch_sizes_need_memory() -> None:
-    costs = MemoryCosts(TARGET, CostSettings(n_outputs_max=512))
+    costs = MemoryCosts(TARGET, cost_settings(n_outputs_max=512))
     assert costs.usage(8192).outputs == 512 * 128_256 * 4
     assert costs.compute(8192) > 512 * 128_256 * 4
-    odd, even = (MemoryCosts(TARGET, CostSettings(n_outputs_max=n)).usage(8192) for n in (65, 80))
+    odd, even = (MemoryCosts(TARGET, cost_settings(n_outputs_max=n)).usage(8192) for n in (65, 80))
     assert odd == even  # as many as a context reserves
-    assert MemoryCosts(TARGET, CostSettings(n_ubatch=2048)).compute(8192) > 3 * MemoryCosts(
-        TARGET, CostSettings()
+    assert MemoryCosts(TARGET, cost_settings(n_ubatch=2048)).compute(8192) > 3 * MemoryCosts(
+        TARGET, cost_settings()
     ).compute(8192)
-    off = MemoryCosts(TARGET, CostSettings(flash_attn="off"))
+    off = MemoryCosts(TARGET, cost_settings(flash_attn="off"))
     assert off.compute(8192) > 8192 * 512 * 32 * 4
 
 
@@ -187,7 +190,7 @@ def test_compute_is_an_upper_estimate_of_the_measured_buffers(
     header: Header, rows: list[tuple[int, int, Any, float]]
 ) -> None:
     for n_ctx, n_ubatch, flash_attn, mib in rows:
-        settings = CostSettings(n_batch=n_ubatch, n_ubatch=n_ubatch, flash_attn=flash_attn)
+        settings = cost_settings(n_batch=n_ubatch, n_ubatch=n_ubatch, flash_attn=flash_attn)
         estimate = MemoryCosts(header, settings).compute(n_ctx) / (1 << 20)
         assert mib <= estimate <= 1.5 * mib, (n_ctx, n_ubatch, flash_attn)
 
@@ -209,7 +212,10 @@ def test_default_context_shrinks_to_what_fits() -> None:
     assert 512 <= tight.n_ctx < 8192
     assert tight.n_ctx % 256 == 0
     assert tight.host <= 0.9 * tight.available
-    assert plan_memory(target, DRAFT, replace(ENOUGH, n_ctx=tight.n_ctx + 256)).host > 0.9 * tight.available
+    assert (
+        plan_memory(target, DRAFT, plan_settings(1000 * GB, n_ctx=tight.n_ctx + 256)).host
+        > 0.9 * tight.available
+    )
     least = plan(1000, n_ctx=512).host / GB
     assert plan(least + 1e-9).n_ctx == 512  # fits to the last byte
     with pytest.raises(ResourceError):
@@ -376,25 +382,6 @@ def test_context_beyond_training_is_a_warning() -> None:
     assert "-cd 2048" in with_option_names(warning, as_flag)
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("cache_type_k", "q3"),
-        ("cache_type_v_draft", "F16"),
-        ("n_slots", 0),
-        ("n_batch", 0),
-        ("n_ubatch", -1),
-        ("n_outputs_max", 0),
-        ("n_rs_seq", -1),
-        ("n_ctx", 0),
-        ("n_ctx_draft", -5),
-    ],
-)
-def test_settings_are_checked(name: str, value: Any) -> None:
-    with pytest.raises(UsageError, match=name.removesuffix("_draft")):
-        PlanSettings(available=GB, **{name: value})
-
-
 def tree(root: Path, files: dict[str, str]) -> Path:
     for name, text in files.items():
         path = root / name
@@ -501,7 +488,7 @@ def test_estimates_agree_with_llama_cpp(tmp_path: Path, n_ctx: int, cache_type: 
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     real = json.loads(done.stdout)
-    settings = CostSettings(
+    settings = cost_settings(
         n_batch=512, cache_type_k=cache_type, cache_type_v=cache_type, flash_attn=flash_attn
     )
     usage = MemoryCosts(header, settings).usage(n_ctx)
@@ -511,7 +498,7 @@ def test_estimates_agree_with_llama_cpp(tmp_path: Path, n_ctx: int, cache_type: 
 
 def test_a_real_header_can_be_planned() -> None:
     header = read_source(Memory(llama().build(), "tiny.gguf"))
-    answer = plan_memory(header, header, PlanSettings(available=GB))
+    answer = plan_memory(header, header, plan_settings(available=GB))
     assert (answer.n_ctx, answer.n_ctx_draft) == (2048, 2048)
     assert answer.host == answer.target.host + (answer.draft.host if answer.draft else 0)
 
@@ -545,7 +532,7 @@ def test_windows_keep_the_cells_that_llama_cpp_keeps(tmp_path: Path, n_slots: in
     assert done.returncode == 0, done.stderr[-2000:]
     real = json.loads(done.stdout)["KV"]
     whole, windowed = (
-        MemoryCosts(header, CostSettings(n_slots=n_slots, swa_full=full)).kv(32768) / (1 << 20)
+        MemoryCosts(header, cost_settings(n_slots=n_slots, swa_full=full)).kv(32768) / (1 << 20)
         for full in (True, False)
     )
     assert windowed == pytest.approx(real, abs=0.01)
@@ -561,7 +548,7 @@ def test_a_gemma_3_shape_at_32k() -> None:
         "gemma3.attention.value_length": 256,
     }
     header = replace(header, metadata=header.metadata | more)
-    whole, windowed = (MemoryCosts(header, CostSettings(swa_full=full)).kv(32768) for full in (True, False))
+    whole, windowed = (MemoryCosts(header, cost_settings(swa_full=full)).kv(32768) for full in (True, False))
     assert whole == 48 * 32768 * 2 * 8 * 256 * 2
     assert windowed == (8 * 32768 + 40 * 1536) * 2 * 8 * 256 * 2
 

@@ -11,7 +11,7 @@ import pytest
 from specllama.calls.tools import Tool
 from specllama.client.protocol import Infill, TextInput
 from specllama.errors import AccessError, BusyError, EngineDiedError
-from specllama.models.details import ModelDetails
+from specllama.models.catalogue import ModelDetails
 from specllama.server.app import ERRORS
 from specllama.server.dialects.ollama import routes
 from specllama.server.dialects.ollama.requests import OllamaChatRequest, OllamaGenerateRequest, ShowRequest

@@ -1,4 +1,5 @@
-"""The engine process as an RPC worker: runs ggml's server in the main thread and reports its clients.
+"""RPC workers. The engine process as one runs ggml's server in the main thread and reports its clients; the
+workers of a load are probed, added to llama.cpp's devices, and missed when they are lost.
 
 ggml serves one client at a time and never returns. The front handles Ctrl-C: it closes the pipe, which
 ends this process.
@@ -15,7 +16,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -23,12 +24,21 @@ from specllama import wire
 from specllama.client import protocol
 from specllama.client.model_info import DeviceInfo
 from specllama.clock import running_time, sleep
+from specllama.config.load import LoadSettings
 from specllama.config.store import write_whole
-from specllama.errors import ResourceError, UsageError, option
+from specllama.errors import (
+    EngineDiedError,
+    NetworkError,
+    Note,
+    ResourceError,
+    SpecllamaError,
+    UsageError,
+    option,
+)
 from specllama.llama.library import KERNELS, Device, devices, show_log
-from specllama.llama.rpc import bound_memory, require_rpc, serve_devices
+from specllama.llama.rpc import add_worker, bound_memory, on_abort, require_rpc, serve_devices
 from specllama.models.memory.available import available_memory, physical_cores
-from specllama.rpc.probe import PROTOCOL
+from specllama.rpc.probe import PROBE_SECONDS, PROTOCOL, Worker, find_workers
 
 # The cache of tensors that clients have sent to an RPC worker, so that they need not be sent again.
 #
@@ -283,3 +293,92 @@ class _Clients:
         seconds = running_time() - self._since
         if seconds >= _PROBE_SECONDS:
             self.send(protocol.Notice(f"{self._name} left after {seconds:.0f} s"))
+
+
+def attach(settings: LoadSettings, send: Send) -> LoadSettings:
+    """Add the workers of the settings to llama.cpp's devices. Returns the settings with the draft's devices.
+
+    By default the target uses all workers and GPUs, and the draft the local GPUs, or else the CPU. If a
+    worker is lost later, ggml aborts the process, after `send` has received the reason. Raises NetworkError,
+    UsageError, EngineError if llama.cpp was built without RPC.
+    """
+    require_rpc()
+    workers = find_workers(settings.rpc)
+    on_abort(lambda message: send(protocol.Failed(_lost(workers, message).to_dict())))
+    for worker in workers:
+        _add(worker)
+    for sock in connections_to({worker.address for worker in workers}):
+        keep_alive(sock)
+    local = tuple(d.name for d in devices() if d.gpu and not d.remote) or ("none",)
+    draft = settings.draft
+    if draft is not None and not draft.devices:
+        draft = replace(draft, devices=local)
+    settings = replace(settings, draft=draft)
+    _check_use(settings)
+    return settings
+
+
+def placement_notes(settings: LoadSettings, n_gpu_layers: int, n_layer: int) -> list[Note]:
+    """A note about the devices that hold the target's layers."""
+    target = settings.target
+    if not n_gpu_layers or target.devices == ("none",):
+        return []
+    used = [d for d in devices() if d.gpu and (not target.devices or d.name in target.devices)]
+    if target.split_mode == "none":
+        used = used[target.main_gpu :][:1]
+    names = [f"{d.name} ({d.description})" if d.remote else d.name for d in used]
+    return [Note(f"{n_gpu_layers} of {n_layer + 1} layers of the target are on {', '.join(names)}")]
+
+
+def _add(worker: Worker) -> None:
+    """Add a worker. In a thread: ggml waits forever if another client has connected since the probe."""
+    errors: list[SpecllamaError] = []
+
+    def add() -> None:
+        try:
+            add_worker(worker.address)
+        except SpecllamaError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=add, daemon=True)
+    thread.start()
+    thread.join(PROBE_SECONDS)
+    if thread.is_alive():
+        raise NetworkError(
+            f"the RPC worker {worker.endpoint} is busy: another client has connected to it",
+            "try again later",
+        )
+    if errors:
+        raise errors[0]
+
+
+def _check_use(settings: LoadSettings) -> None:
+    """Raise UsageError for settings that llama.cpp could not load, or that leave the workers unused."""
+    present = devices()
+    remote, target = {d.name for d in present if d.remote}, settings.target
+    named = {*target.devices, *(settings.draft.devices if settings.draft else ())}
+    if named - {d.name for d in present} - {"none"}:
+        return  # an unknown device: the load reports it
+    if target.devices and not named & remote:
+        raise UsageError(
+            f"{option('rpc')} names workers and {option('devices')} leaves them out",
+            f"omit {option('devices')}, or name them: {', '.join(sorted(remote))}",
+        )
+    if target.split_mode == "row" and (not target.devices or remote & set(target.devices)):
+        raise UsageError(
+            f"{option('split_mode', 'row')} cannot be used with RPC workers",
+            f"omit it, or use {option('split_mode', 'layer')}",
+        )
+
+
+def _lost(workers: Sequence[Worker], message: str) -> EngineDiedError:
+    """The error to report when ggml aborts with this message; names the lost worker if it is known."""
+    if "rpc" not in message.lower():
+        return EngineDiedError(f"llama.cpp ended the engine process: {message.rpartition(': ')[2]}")
+    gone = lost({worker.address for worker in workers})
+    names = [w.endpoint for w in workers if w.address in gone] or [w.endpoint for w in workers]
+    which = "the RPC worker" if len(names) == 1 else "the RPC workers" if gone else "one of the RPC workers"
+    return EngineDiedError(
+        f"the connection to {which} {', '.join(names)} was lost: it ended, or the network failed",
+        "check it, then run the command again",
+    )

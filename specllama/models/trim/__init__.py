@@ -1,1 +1,0 @@
-"""Trimming drafts: which tokens are kept, and the file with them."""

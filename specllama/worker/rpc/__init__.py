@@ -1,1 +1,0 @@
-"""RPC workers: attaching remote devices, and serving local ones."""
