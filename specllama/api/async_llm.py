@@ -21,8 +21,7 @@ from specllama.api.prompts import (
     prompt_or_messages,
     source,
 )
-from specllama.api.session import EngineSession
-from specllama.api.tokenizer import Tokenizer
+from specllama.api.session import EngineSession, Tokenizer
 from specllama.calls import history
 from specllama.calls.tools import Tools
 from specllama.client import protocol

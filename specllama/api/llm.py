@@ -18,7 +18,7 @@ from specllama.api.prompts import (
     prompt_or_messages,
     prompts_or_ids,
 )
-from specllama.api.tokenizer import Tokenizer
+from specllama.api.session import Tokenizer
 from specllama.calls import history
 from specllama.client import protocol
 from specllama.client.client import Submission

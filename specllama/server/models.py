@@ -21,12 +21,11 @@ from specllama.models.catalogue import (
 )
 from specllama.models.quants import FILE_SHARE
 from specllama.models.resolve import Library
-from specllama.server.admission import Admission, QueueLimit
 from specllama.server.loader import Loaded, ModelLoader
 from specllama.server.memory import MemoryLedger
 from specllama.server.metrics import HttpMetrics, MetricsByOwner, exposition
 from specllama.server.pulls import Pulls, PullState
-from specllama.server.service import Service
+from specllama.server.service import Admission, QueueLimit, Service
 from specllama.server.settings import ANY_NAME, ServerSettings
 from specllama.server.supervisor import Say, State, Supervisor
 

@@ -269,7 +269,7 @@ def test_no_dialect_imports_another() -> None:
     assert [why for i in ours() if (why := dialect_fault(i.importer, i.imported))] == []
     assert dialect_fault("server.dialects.ollama.writer", "server.dialects.openai.writer")
     assert dialect_fault("server.dialects.shared.base", "server.dialects.openai.errors")
-    assert dialect_fault("server.response", "server.dialects.openai.writer")
+    assert dialect_fault("server.requests", "server.dialects.openai.writer")
     assert not dialect_fault("server.dialects.lm_studio", "server.dialects.shared.base")
 
 

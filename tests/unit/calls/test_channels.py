@@ -18,8 +18,7 @@ from specllama.client import protocol
 from specllama.client.stream import GenerationResult
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.stats import RunStats
-from specllama.server.assembler import EventAssembler
-from specllama.server.events import Accumulator, Event
+from specllama.server.events import Accumulator, Event, EventAssembler
 from specllama.text.chat_template import ChatTemplate
 from specllama.text.detokenizer import SHOWN
 from specllama.text.reasoning import is_over

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from specllama.errors import BusyError, ResourceError, SpecllamaError
-from specllama.server.admission import Admission, QueueLimit
+from specllama.server.service import Admission, QueueLimit
 
 KEYED = QueueLimit(4, 64, several=True)  # 68 texts, 16 places of the queue kept
 SINGLE = QueueLimit(4, 64)

@@ -8,8 +8,17 @@ from specllama.client import protocol
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.stats import RunStats
 from specllama.errors import EngineError
-from specllama.server.assembler import EventAssembler
-from specllama.server.events import Accumulator, End, Event, Prefill, Reasoning, RunTotals, Start, TextEvent
+from specllama.server.events import (
+    Accumulator,
+    End,
+    Event,
+    EventAssembler,
+    Prefill,
+    Reasoning,
+    RunTotals,
+    Start,
+    TextEvent,
+)
 
 STARTED = protocol.Started(1, 3, SamplingParams(seed=5))
 

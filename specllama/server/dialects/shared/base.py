@@ -29,8 +29,7 @@ from specllama.server.events import to_json
 from specllama.server.http.body import BodyReader
 from specllama.server.http.errors import ErrorBody, ForbiddenError
 from specllama.server.models import ModelPool
-from specllama.server.requests import CompletionSpec
-from specllama.server.response import Limits, StreamingResponse
+from specllama.server.requests import CompletionSpec, Limits, StreamingResponse
 from specllama.server.service import DiskScopes, Service
 from specllama.server.supervisor import Say, Supervisor
 

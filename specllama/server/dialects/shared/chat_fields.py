@@ -14,7 +14,6 @@ from pydantic import Field, PrivateAttr, field_validator, model_validator
 from specllama.client import protocol
 from specllama.errors import UsageError
 from specllama.json_types import JsonObject
-from specllama.server.assembler import ReasoningFormat
 from specllama.server.dialects.shared.conversation import (
     MAX_MESSAGES,
     Content,
@@ -29,6 +28,7 @@ from specllama.server.dialects.shared.conversation import (
 from specllama.server.dialects.shared.fields import SMALL, AtMost, Body, FieldError
 from specllama.server.dialects.shared.structured import NestedFields, Word
 from specllama.server.dialects.shared.tools import MAX_CALLS, Name, ToolFields
+from specllama.server.events import ReasoningFormat
 from specllama.text.prompt_parts import effort_variables, template_variables
 
 # Fields that control reasoning, as variables of the chat template.

@@ -20,7 +20,6 @@ from specllama.core.sampling.params import (
 )
 from specllama.errors import UsageError
 from specllama.json_types import JsonObject
-from specllama.server.assembler import ReasoningFormat
 from specllama.server.dialects.shared.fields import (
     MAX_JSON,
     SMALL,
@@ -35,6 +34,7 @@ from specllama.server.dialects.shared.fields import (
 )
 from specllama.server.dialects.shared.structured import Restriction, StructuredFields
 from specllama.server.dialects.shared.writer import AnswerOptions
+from specllama.server.events import ReasoningFormat
 from specllama.server.http.body import MAX_VALUES
 
 # llama.cpp's `samplers` field: selects the sampling steps.

@@ -11,13 +11,12 @@ from specllama.client import protocol
 from specllama.core.gain import PlainRate
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.stats import RunStats
-from specllama.server.assembler import EventAssembler
 from specllama.server.dialects.anthropic.routes import MessageWriter
 from specllama.server.dialects.llama_server.completion import NativeOptions, NativeWriter
 from specllama.server.dialects.openai.completions import ChatWriter, CompletionWriter
 from specllama.server.dialects.openai.responses.writer import ResponsesWriter
 from specllama.server.dialects.shared.writer import AnswerOptions, AnswerWriter
-from specllama.server.events import CallOpen, End, RoundEvent, Start, TextEvent
+from specllama.server.events import CallOpen, End, EventAssembler, RoundEvent, Start, TextEvent
 
 ROUNDS = [RoundEvent(n, 0, 0.01) for n in (1, 2, 3)]
 LAST = RoundEvent(3, 0, 0.01, earlier=ROUNDS[1:2])
