@@ -6,11 +6,12 @@ Generation ends at once when the client disconnects. Knows events and a writer, 
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
-from itertools import groupby
+from types import MappingProxyType
 
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
@@ -20,6 +21,7 @@ from specllama.calls.tools import Tools
 from specllama.client import protocol
 from specllama.client.client import LoopClient, Submission
 from specllama.core.gain import plain_rate
+from specllama.core.sampling.params import nth_seed
 from specllama.errors import DeadlineError, ResourceError, SpecllamaError
 from specllama.server.dialects.shared.writer import AnswerWriter
 from specllama.server.events import Event, EventAssembler, ReasoningFormat, Start, to_json
@@ -30,44 +32,35 @@ from specllama.server.metrics import Metrics
 ReaderOf = Callable[[Tools | None], CallReader | None]
 
 
-@dataclass(frozen=True, slots=True)
-class CompletionSpec:
-    """One text to generate. prompt: index of the prompt that it answers; requests of one prompt differ only
-    in their seeds. reasoning: see EventAssembler. fields: names of request fields by the parameters
-    that they set, for errors of the engine about a parameter.
-    """
-
-    request: protocol.Generate
-    prompt: int = 0
-    reasoning: ReasoningFormat = "auto"
-    fields: Mapping[str, str] = field(default_factory=dict)
-
-
 class RequestStream:
     """The texts of one request, from waiting for the model to the last event.
 
-    metrics: count its figures. ended: called once when all texts have ended, for whatever reason. supersedes:
-    see Service.start. owner: the requesting key's name. n_open: texts that have not ended. begun: whether the
-    engine has the request. n_bytes: size of the request; n_held: the part held in this process until then.
+    requests: of the engine, one for each prompt. n: texts of each prompt, with seeds derived from its own.
+    metrics: count its figures. ended: called once when all texts have ended, for whatever reason. reasoning:
+    see EventAssembler. fields: names of request fields by the parameters that they set, for errors of the
+    engine about a parameter. supersedes: see Service.start. owner: the requesting key's name. n_texts: in
+    all; n_open: those that have not ended. begun: whether the engine has the request. n_bytes: size of the
+    request; n_held: the part held in this process until then.
     """
 
     def __init__(
         self,
-        specs: Sequence[CompletionSpec],
+        requests: Sequence[protocol.Generate],
         metrics: Sequence[Metrics],
         ended: Callable[[RequestStream], None],
+        n: int = 1,
+        reasoning: ReasoningFormat = "auto",
+        fields: Mapping[str, str] = MappingProxyType({}),
         supersedes: str = "",
         n_bytes: int = 0,
     ) -> None:
         self.supersedes, self.n_held = supersedes, n_bytes
         self._assemblers: list[EventAssembler] = []
-        self.specs, self.owner = list(specs), specs[0].request.owner
-        self._fields = specs[0].fields
-        self.n_open = len(specs)
-        self._waiting = set(range(len(specs)))  # texts that the engine has not begun or ended
+        self.requests, self._n, self.owner = list(requests), n, requests[0].owner
+        self._reasoning, self._fields = reasoning, fields
+        self.n_texts = self.n_open = len(requests) * n
+        self._waiting = set(range(self.n_texts))  # texts that the engine has not begun or ended
         self._metrics, self._ended, self.begun = metrics, ended, False
-        self._end_ids: Collection[int] = ()
-        self._reader: ReaderOf | None = None
         self._loop = asyncio.get_running_loop()
         self._began = self._loop.time()
         self._submitted: list[Submission] = []
@@ -94,45 +87,39 @@ class RequestStream:
         end_ids: tokens that end a text. reader: creates the reader of a chat's answer, see
         LoadInfo.answer_reader.
         """
-        self.begun, self._end_ids, self._reader, self.n_held = True, end_ids, reader, 0
-        for _, group in groupby(enumerate(self.specs), key=lambda numbered: numbered[1].prompt):
-            self._submit(client, list(group))
-        # The prompts are not kept: they may be large, and wait for long.
-        sent = protocol.Generate(-1, protocol.TextInput(""))
-        self.specs = [replace(spec, request=sent) for spec in self.specs]
+        self.begun, self.n_held = True, 0
+        for prompt, request in enumerate(self.requests):
+            chat, first = request.chat, prompt * self._n
+            begun, splits = chat is not None and chat.is_begun, chat is not None
+            form = request.progress, self._reasoning
+            assemblers = [
+                EventAssembler(
+                    i, prompt, splits, begun, end_ids, reader(chat.tools) if chat and reader else None, *form
+                )
+                for i in range(first, first + self._n)
+            ]
+            self._assemblers += assemblers
+            self._submit(client, replace(request, id=client.next_id(), turn=first), assemblers)
+        self.requests = []  # the prompts are not kept: they may be large, and wait for long
 
-    def _submit(self, client: LoopClient, texts: Sequence[tuple[int, CompletionSpec]]) -> None:
-        """Submit the texts of one prompt. texts: with their indices."""
-        assemblers = [self._assembler(i, spec) for i, spec in texts]
-        self._assemblers += assemblers
-        (first, spec), *more = texts
-        request = replace(
-            spec.request,
-            id=client.next_id(),
-            turn=first,
-            choices=[protocol.Choice(client.next_id(), i, s.request.params["seed"]) for i, s in more],
-        )
+    def _submit(
+        self, client: LoopClient, request: protocol.Generate, assemblers: Sequence[EventAssembler]
+    ) -> None:
+        """Submit the texts of one prompt."""
+        if self._n > 1:
+            given = request.params.get("seed")
+            seed = secrets.randbits(32) if given is None else given
+            more = [
+                protocol.Choice(client.next_id(), one.index, nth_seed(seed, j))
+                for j, one in enumerate(assemblers[1:], 1)
+            ]
+            params = {**request.params, "seed": nth_seed(seed, 0)}
+            request = replace(request, params=params, choices=more)
         try:
             self._submitted += client.submit_choices(request, [partial(self._arrive, a) for a in assemblers])
         except SpecllamaError as error:
             for assembler in assemblers:
                 self._arrive(assembler, error)
-
-    def _assembler(self, index: int, spec: CompletionSpec) -> EventAssembler:
-        request, chat = spec.request, spec.request.chat
-        reader = None
-        if chat is not None and self._reader is not None:
-            reader = self._reader(chat.tools)
-        return EventAssembler(
-            index,
-            spec.prompt,
-            chat is not None,
-            chat is not None and chat.is_begun,
-            self._end_ids,
-            reader,
-            request.progress,
-            spec.reasoning,
-        )
 
     async def batches(self, whole: bool = False) -> AsyncGenerator[list[Event]]:
         """Yields events until all texts have ended; those that arrived together are one list.
@@ -141,7 +128,7 @@ class RequestStream:
         engine, the error given to `fail`, and DeadlineError after `expire`.
         """
         awaited, n_done = self._complete if whole else self._arrived, 0
-        while n_done < len(self.specs):
+        while n_done < self.n_texts:
             await awaited.wait()
             awaited.clear()
             woken, self._woken = self._woken, False
@@ -230,8 +217,7 @@ class RequestStream:
             self._complete.set()
 
     def _count(self, assembler: EventAssembler, done: protocol.Done) -> None:
-        i = assembler.index
-        first_of_prompt = i == 0 or self.specs[i - 1].prompt != assembler.prompt
+        first_of_prompt = assembler.index % self._n == 0
         for metrics in self._metrics:
             if done.queue_seconds is not None:
                 metrics.queued.observe(done.queue_seconds)
@@ -338,7 +324,7 @@ class StreamingResponse(Response):
                     held += events
                     if events and all(isinstance(event, Start) for event in held):
                         continue
-                    data = writer.stream(held, len(self._job.specs))
+                    data = writer.stream(held, self._job.n_texts)
                     held.clear()
                     if data:
                         await body(data)

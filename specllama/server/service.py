@@ -7,22 +7,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import secrets
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 
 from specllama.client import protocol
 from specllama.client.client import LoopClient
-from specllama.core.sampling.params import nth_seed
 from specllama.errors import BusyError, ContextLengthError, ResourceError, SpecllamaError
 from specllama.models.catalogue import CatalogueModel
 from specllama.prefix_disk.directory import StateDirectory, default_directory
 from specllama.prefix_disk.scopes import OPEN, SHARED, scope_of
+from specllama.server.events import ReasoningFormat
 from specllama.server.metrics import Metrics, MetricsByOwner
-from specllama.server.requests import CompletionSpec, RequestStream
+from specllama.server.requests import RequestStream
 from specllama.server.settings import ServerSettings
 from specllama.server.supervisor import Say, Supervisor
 from specllama.wording import counted
@@ -169,25 +169,31 @@ class Service:
         return self.settings.load.n_slots
 
     def start(
-        self, specs: Sequence[CompletionSpec], n: int = 1, supersedes: str = "", n_bytes: int = 0
+        self,
+        requests: Sequence[protocol.Generate],
+        n: int = 1,
+        reasoning: ReasoningFormat = "auto",
+        fields: Mapping[str, str] = MappingProxyType({}),
+        supersedes: str = "",
+        n_bytes: int = 0,
     ) -> RequestStream:
-        """Start n texts of each spec, with different seeds; they wait until the model is loaded. supersedes:
-        a key; earlier requests of the same owner and key end with the text that they have, unless this
-        request only evaluates its prompt; "" for none. n_bytes: size of the request.
+        """Start n texts of each request; they wait until the model is loaded. supersedes: a key; earlier
+        requests of the same owner and key end with the text that they have, unless this request only
+        evaluates its prompt; "" for none. n_bytes: size of the request. The others: see RequestStream.
 
         Raises BusyError if too many texts are waiting, ResourceError while the server shuts down. The result
         raises errors of the load, EngineDiedError without an engine, and ContextLengthError.
         """
-        texts = [text for spec in specs for text in _choices(spec, n)]
-        owner = texts[0].request.owner
+        owner = requests[0].owner
+        counting = self.metrics.counting(owner)
         try:
-            self.admission.check(owner, len(texts), 0 if self.lease.is_open else n_bytes)
+            self.admission.check(owner, len(requests) * n, 0 if self.lease.is_open else n_bytes)
         except BusyError:
-            for metrics in self.metrics.counting(owner):
+            for metrics in counting:
                 metrics.refused.inc()
             raise
-        job = RequestStream(texts, self.metrics.counting(owner), self._ended, supersedes, n_bytes)
-        if supersedes and not texts[0].request.warm:
+        job = RequestStream(requests, counting, self._ended, n, reasoning, fields, supersedes, n_bytes)
+        if supersedes and not requests[0].warm:
             same = (job.owner, supersedes)
             for older in [other for other in self.jobs if (other.owner, other.supersedes) == same]:
                 older.end_early()
@@ -233,7 +239,7 @@ class Service:
 
     def _begin(self, job: RequestStream, client: LoopClient) -> None:
         info = self.supervisor.info
-        prompts = [spec.request.prompt for spec in job.specs]
+        prompts = [request.prompt for request in job.requests]
         longest = max((len(p.ids) for p in prompts if isinstance(p, protocol.TokenInput)), default=0)
         if longest >= info.n_ctx:  # the engine checks texts
             raise ContextLengthError(
@@ -261,18 +267,6 @@ class Service:
             launch.cancel()
         if job.begun:
             self.lease.release()
-
-
-def _choices(spec: CompletionSpec, n: int) -> list[CompletionSpec]:
-    """The spec n times, with different seeds derived from that of the request."""
-    params = spec.request.params
-    if n == 1:
-        return [spec]
-    seed = params["seed"] if params.get("seed") is not None else secrets.randbits(32)
-    return [
-        replace(spec, request=replace(spec.request, params={**params, "seed": nth_seed(seed, i)}))
-        for i in range(n)
-    ]
 
 
 # Access to prompts on disk: the scope of each API key of this server (prefix_disk/scopes.py).

@@ -18,7 +18,7 @@ from specllama.server.dialects.shared.writer import AnswerOptions
 from specllama.server.events import End, Start, TextEvent
 from specllama.server.http.errors import ClientGoneError
 from specllama.server.metrics import Metrics
-from specllama.server.requests import CompletionSpec, RequestStream
+from specllama.server.requests import RequestStream
 from tests.support.generations import generate
 
 DONE = protocol.Done(0, "", "stop", RunStats())
@@ -57,8 +57,7 @@ EngineRun = Callable[[Engine], Awaitable[None]]
 
 
 def waiting_job(n: int, ended: Callable[[RequestStream], None] = lambda _: None) -> RequestStream:
-    specs = [CompletionSpec(generate(0, prompt="x", params={"seed": i})) for i in range(n)]
-    return RequestStream(specs, [Metrics("m")], ended)
+    return RequestStream([generate(0, prompt="x", params={"seed": 0})], [Metrics("m")], ended, n)
 
 
 def started_job(n: int) -> tuple[Engine, RequestStream]:

@@ -29,7 +29,7 @@ from specllama.server.events import to_json
 from specllama.server.http.body import BodyReader
 from specllama.server.http.errors import ErrorBody, ForbiddenError
 from specllama.server.models import ModelPool
-from specllama.server.requests import CompletionSpec, Limits, StreamingResponse
+from specllama.server.requests import Limits, StreamingResponse
 from specllama.server.service import DiskScopes, Service
 from specllama.server.supervisor import Say, Supervisor
 
@@ -280,14 +280,13 @@ class ApiRequest:
         requests = self._requests(body)
         self.log_prompt(body.logged)
         options = body.answer_options(self.service.name, request_id=self.id)
-        made, (fields, reasoning) = writer(options), (body.limits.fields, body.shown_reasoning)
-        specs = [CompletionSpec(one, i, reasoning, fields) for i, one in enumerate(requests)]
+        made, form = writer(options), (body.n_choices, body.shown_reasoning, body.limits.fields)
         info = self.supervisor.loaded
         if info is not None and body.expected_context > info.n_ctx:
             n = body.expected_context
             self.say(f"num_ctx {n} is above the context of {info.n_ctx} tokens, which stays")
         n_bytes = getattr(self._http.state, "body_bytes", 0)
-        job = self.service.start(specs, body.n_choices, body.supersedes, n_bytes)
+        job = self.service.start(requests, *form, body.supersedes, n_bytes)
         self.keep_model(body.keep_alive)
         limits = Limits(self.settings.seconds, self.settings.client_seconds)
         return StreamingResponse(job, made, body.stream, limits)
