@@ -54,45 +54,34 @@ class OutputItems:
         entries = entries_of(choice)
         return [self.item(entry, i, status_of(choice, entries, i)) for i, entry in enumerate(entries)]
 
-    def item(self, entry: OutputEntry, index: int, status: str) -> JsonObject:
-        """The item at an index of the output."""
+    def item(self, entry: OutputEntry, index: int, status: str, filled: bool = True) -> JsonObject:
+        """The item at an index of the output. filled: with its content."""
         if isinstance(entry, AccumulatedCall):
-            return self.call(entry, index, status, entry.arguments)
+            namespace, name = self._names.get(entry.name, ("", entry.name))
+            return {
+                "id": f"fc_{self._key}{index}",
+                "type": "function_call",
+                "call_id": f"call_{entry.id}",
+                "name": name,
+                "arguments": entry.arguments if filled else "",
+                "status": status,
+                **({"namespace": namespace} if namespace else {}),
+            }
         if isinstance(entry, str):
-            return self.reasoning(index, status, [reasoning_part(entry)])
-        return self.message(index, status, [text_part(entry.text, entry.logprobs)])
-
-    def reasoning(self, index: int, status: str, content: list[JsonObject]) -> JsonObject:
-        return {
-            "id": f"rs_{self._key}{index}",
-            "type": "reasoning",
-            "summary": [],
-            "content": content,
-            "status": status,
-        }
-
-    def message(self, index: int, status: str, content: list[JsonObject]) -> JsonObject:
+            return {
+                "id": f"rs_{self._key}{index}",
+                "type": "reasoning",
+                "summary": [],
+                "content": [reasoning_part(entry)] if filled else [],
+                "status": status,
+            }
         return {
             "id": f"msg_{self._key}{index}",
             "type": "message",
             "role": "assistant",
             "status": status,
-            "content": content,
+            "content": [text_part(entry.text, entry.logprobs)] if filled else [],
         }
-
-    def call(self, call: AccumulatedCall, index: int, status: str, arguments: str) -> JsonObject:
-        namespace, name = self._names.get(call.name, ("", call.name))
-        item: JsonObject = {
-            "id": f"fc_{self._key}{index}",
-            "type": "function_call",
-            "call_id": f"call_{call.id}",
-            "name": name,
-            "arguments": arguments,
-            "status": status,
-        }
-        if namespace:
-            item["namespace"] = namespace
-        return item
 
 
 def entries_of(choice: AccumulatedChoice) -> list[OutputEntry]:
@@ -233,7 +222,8 @@ class ResponsesWriter(AnswerWriter):
             return []
         parts = self._close()
         self._open, self._index = kind, self._index + 1
-        item = self._new_item(kind)
+        entry = entries_of(self.fold.choices[0])[self._index]
+        item = self._items.item(entry, self._index, IN_PROGRESS, filled=False)
         self._position = {"item_id": item["id"], "output_index": self._index}
         data: JsonObject = {"output_index": self._index, "item": item}
         if trace:
@@ -244,15 +234,6 @@ class ResponsesWriter(AnswerWriter):
             part = reasoning_part("") if kind == "reasoning" else text_part("")
             parts.append(self._event("response.content_part.added", {**self._position, "part": part}))
         return parts
-
-    def _new_item(self, kind: str) -> JsonObject:
-        """The item that was opened last, empty."""
-        entry = entries_of(self.fold.choices[0])[self._index]
-        if isinstance(entry, AccumulatedCall):
-            return self._items.call(entry, self._index, IN_PROGRESS, "")
-        if kind == "reasoning":
-            return self._items.reasoning(self._index, IN_PROGRESS, [])
-        return self._items.message(self._index, IN_PROGRESS, [])
 
     def _close(self) -> list[JsonObject]:
         """Events that close the open item, if any."""
