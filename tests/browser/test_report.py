@@ -6,17 +6,10 @@ from pathlib import Path
 
 from specllama.bench.report import report
 from specllama.bench.summary import summarise
-from tests.support.bench_samples import sample
+from tests.support.bench_samples import ABOUT, sample
 from tests.support.browser import AXE, Page, needs_chromium
 
 pytestmark = needs_chromium()
-MODEL = {"name": "<b>pydoc</b>", "quant": "Q4_0", "path": "x", "params": 1, "n_gpu_layers": 0}
-ABOUT = {
-    "version": "1", "date": "today", "target": MODEL, "draft": MODEL, "drafters": ["copy", "model"],
-    "machine": {"system": "Linux", "machine": "x86", "cores": 2, "n_threads": 2},
-    "settings": {"text": None, "n_tokens": 8, "runs": 1}, "interrupted": False, "skipped": {},
-    "planned": 9, "exact": False,
-}  # fmt: skip
 
 
 def test_charts_of_a_report(shared_browser: Page, tmp_path: Path) -> None:

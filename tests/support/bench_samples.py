@@ -9,6 +9,13 @@ from specllama.bench.runner import COPY, LLAMA_CPP, BenchCase, BenchConfig, Benc
 from specllama.core.stats import RunStats
 
 SECONDS = 2.0
+MODEL = {"name": "<b>pydoc</b>", "quant": "Q4_0", "path": "x", "params": 1, "n_gpu_layers": 0}
+ABOUT: dict[str, Any] = {  # models, machine and settings of a bench
+    "version": "1", "date": "today", "target": MODEL, "draft": MODEL, "drafters": ["copy", "model"],
+    "machine": {"system": "Linux", "machine": "x86", "cores": 2, "n_threads": 2},
+    "settings": {"text": None, "n_tokens": 8, "runs": 1}, "interrupted": False, "skipped": {},
+    "planned": 9, "exact": False,
+}  # fmt: skip
 
 
 def config(name: str) -> BenchConfig:

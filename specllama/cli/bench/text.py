@@ -89,7 +89,8 @@ def _speeds(s: JsonObject, width: int | None) -> Iterator[str]:
         cells = []
         for name in lengths:
             e = speedup(row, name)
-            cells.append("-" if e is None else f"{e.value:.2f}{'*' if name == row['best_fixed'] else ' '}")
+            form = "{:.2f}*" if name == row["best_fixed"] else " {:.2f}"  # room for the star in every column
+            cells.append("-" if e is None else form.format(e.value))
         plain = row["configurations"].get(PLAIN, {}).get("decode_tps")
         rows.append([*_labels(row), shown(plain, ".1f"), *cells])
     yield ""

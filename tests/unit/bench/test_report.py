@@ -14,21 +14,11 @@ import pytest
 from specllama.bench.report import bars, lines, report, whiskers
 from specllama.bench.summary import Estimate, summarise
 from specllama.data import CHARTS_JS
-from tests.support.bench_samples import sample
+from tests.support.bench_samples import ABOUT, MODEL, sample
 
 NASTY = "</title><script>alert(1)</script>&\"'\ud800\x1b[31m"
-MODEL = {"name": "pydoc", "quant": "Q4_0", "path": "x", "params": 1, "n_gpu_layers": 0}
 NAMES = ["plain", "1", "4", "auto"]
 VOID = ("meta",)
-
-
-def about(**changes: Any) -> dict[str, Any]:
-    return {
-        "version": "1", "date": "today", "target": MODEL, "draft": MODEL, "drafters": ["copy", "model"],
-        "machine": {"system": "Linux", "machine": "x86", "cores": 2, "n_threads": 2},
-        "settings": {"text": None, "n_tokens": 8, "runs": 1}, "interrupted": False, "skipped": {},
-        "planned": 9, "exact": False, **changes,
-    }  # fmt: skip
 
 
 def page(workload: str = "edit", verdict: str = "It pays.", **changes: Any) -> str:
@@ -39,7 +29,7 @@ def page(workload: str = "edit", verdict: str = "It pays.", **changes: Any) -> s
         for name, tps in zip(NAMES, (10, 12, 8, 13), strict=True)
         for run in (1, 2, 3)
     ]
-    return report({**about(**changes), **summarise(samples, NAMES), "verdict": verdict})
+    return report({**ABOUT, **changes, **summarise(samples, NAMES), "verdict": verdict})
 
 
 class Tags(HTMLParser):
@@ -145,8 +135,8 @@ def test_a_chart_has_its_values_and_shows_them_as_text_without_scripts() -> None
 def test_there_is_a_page_without_drafts_and_without_speeds() -> None:
     s = summarise([sample("plain", 10)], ["plain"])
     tags = Tags(
-        report({**about(draft=None, drafters=[]), **s, "verdict": "Only plain decoding was measured."})
+        report({**ABOUT, "draft": None, "drafters": [], **s, "verdict": "Only plain decoding was measured."})
     )
     assert "no drafter" in tags.text
     empty = summarise([sample("plain", 10, n_predict=1, decode_seconds=0.0)], ["plain"])
-    Tags(report({**about(), **empty, "verdict": ""}))
+    Tags(report({**ABOUT, **empty, "verdict": ""}))

@@ -20,15 +20,9 @@ from specllama.bench.summary import (
 )
 from specllama.bench.words import notes, verdict
 from specllama.json_types import JsonObject
-from tests.support.bench_samples import sample
+from tests.support.bench_samples import ABOUT, sample
 
 NAMES = ["plain", "1", "4", "auto"]
-
-
-ABOUT = {
-    "settings": {"text": None, "n_tokens": 8}, "interrupted": False, "skipped": {}, "planned": 8,
-    "exact": False,
-}  # fmt: skip
 
 
 def bench() -> JsonObject:
