@@ -227,7 +227,7 @@ class Engine:
         done = Round(n_rows, *seconds, outcomes, width - n_rows, n_same)
         policy.observe(done)
         self._update_width(active)
-        self.scheduler.observe_round(len(active), done.seconds)
+        self.scheduler.last_round = len(active), done.seconds
         forced, models = policy.forced_sources, policy.model_sources
         for g, outcome in zip(active, outcomes, strict=True):
             g.stats.add_round(done, outcome, sampled - decoded, forced, models)

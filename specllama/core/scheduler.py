@@ -180,7 +180,7 @@ class Scheduler:
         self.active: list[Generation] = []
         self._queue = FairQueue()
         self._offloaded = 0.0  # time of the last offload
-        self._last_round = 0, inf  # generations in it, and its seconds
+        self.last_round = 0, inf  # generations in it, and its seconds
 
     @property
     def slots(self) -> list[Slot]:
@@ -212,7 +212,8 @@ class Scheduler:
                 g.prefix_owner = None
                 g.prefix_owner = self._find_prefix_owner(g)
         while self.waiting and self.store.idle():
-            if not self._fits(self.waiting[0]) or not self._may_join(self.waiting[0]):
+            together = not self.active or not any(g.alone for g in (self.waiting[0], *self.active))
+            if not self._fits(self.waiting[0]) or not together:
                 break
             if not self._is_prepared(self.waiting[0]):
                 break
@@ -259,10 +260,6 @@ class Scheduler:
         stats.n_from_disk = min(stats.n_from_disk, stats.n_reused)
         generation.admitted = generation.admitted or self.clock()
         self.active.append(generation)
-
-    def _may_join(self, generation: Generation) -> bool:
-        """Whether the generation may be decoded together with the active ones."""
-        return not self.active or not any(g.alone for g in (generation, *self.active))
 
     def _is_prepared(self, generation: Generation) -> bool:
         """Whether a slot can be had without holding up the active generations."""
@@ -314,7 +311,7 @@ class Scheduler:
             n = min(stop - n_past, exact.chunk)
         else:
             most = min(g.time_left(now) for g in (generation, *ready))
-            n_before, seconds = self._last_round
+            n_before, seconds = self.last_round
             round_seconds = (seconds if n_before else 0.0) if ready else None
             n = self.chunk_size.n_rows(n_past, stop - n_past, most, round_seconds)
         return PromptChunk(generation, n, boundary if n_past + n == stop else None)
@@ -343,9 +340,8 @@ class Scheduler:
         """
         for other in self.active:
             fills = other is not generation and not other.prefilled and other.prefix_owner is None
-            if not fills or not _shares(other, generation.request.cache_scope):
-                continue
-            if other.n_output == 0 and other.history == generation.history:
+            same_scope = other.request.cache_scope == generation.request.cache_scope
+            if fills and same_scope and other.n_output == 0 and other.history == generation.history:
                 return other
         return None
 
@@ -373,16 +369,12 @@ class Scheduler:
         """
         timed = [g for g in decoding if g.request.predict_seconds < inf and g.stats.rounds]
         if timed:
-            n_before, before = self._last_round
+            n_before, before = self.last_round
             seconds, now = self.policy.predict(len(decoding)), self.clock()
             seconds = min(seconds, before) if len(decoding) <= n_before else seconds
             for generation in timed:
                 if generation.time_left(now) < seconds:
                     generation.finish_reason = "length"
-
-    def observe_round(self, n: int, seconds: float) -> None:
-        """A round of n generations took so many seconds."""
-        self._last_round = n, seconds
 
     def make_room(self) -> bool:
         """Make room in a full cache: evict an idle one, else take the youngest generation out. True for the
@@ -415,11 +407,6 @@ class Scheduler:
         if now - self._offloaded > UNUSED_SECONDS:
             self.store.offload(now - UNUSED_SECONDS)
             self._offloaded = now
-
-
-def _shares(generation: Generation, scope: str) -> bool:
-    """Whether generations of this scope may reuse what is evaluated for this one."""
-    return generation.request.cache_scope == scope
 
 
 def next_to_fill(filling: Sequence[Generation]) -> Generation | None:

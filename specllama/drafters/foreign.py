@@ -347,17 +347,14 @@ class ForeignDrafter(CachingDrafter, like=MODEL):
         return self._model.cache_state(seq_id)
 
     def restart_from_tail(self, seq_id: int, n_last: int) -> None:
-        """As in `CachingDrafter`."""
         self._write_history(seq_id)
         self._model.restart_from_tail(seq_id, n_last)
 
     def catch_up(self, seq_id: int, n_most: int) -> bool:
-        """See `CachingDrafter`."""
         self._write_history(seq_id)
         return self._model.catch_up(seq_id, n_most)
 
     def save_cache(self, seq_id: int, ids: Sequence[int], scope: str, copy_rate: float) -> Saved | None:
-        """See `CachingDrafter`."""
         if seq_id in self._sequences or self._model.scopes[seq_id] != scope:
             return None
         return self._model.save_cache(seq_id, self._read(seq_id, ids), scope, copy_rate)

@@ -144,7 +144,6 @@ class ModelDrafter(CachingDrafter, like=MODEL):
         state.n_valid = 0
 
     def catch_up(self, seq_id: int, n_most: int) -> bool:
-        """See `CachingDrafter`."""
         if not self._fits(seq_id, ()):
             return True
         self._copy_prefix(seq_id)
@@ -154,7 +153,6 @@ class ModelDrafter(CachingDrafter, like=MODEL):
         return False
 
     def save_cache(self, seq_id: int, ids: Sequence[int], scope: str, copy_rate: float) -> Saved | None:
-        """See `CachingDrafter`."""
         n = common_prefix(self.cells[seq_id], ids)
         if seq_id in self.states or self.skipped[seq_id] or self.scopes[seq_id] != scope or n < MIN_SHARED:
             return None
@@ -166,7 +164,6 @@ class ModelDrafter(CachingDrafter, like=MODEL):
         return self.context.save(seq_id)
 
     def load_cache(self, seq_id: int, ids: Sequence[int], scope: str, saved: Saved, copy_rate: float) -> int:
-        """See `CachingDrafter`."""
         cells = self.cells[seq_id]
         held = 0 if self.skipped[seq_id] or self.scopes[seq_id] != scope else common_prefix(cells, ids)
         if seq_id in self.states or not self._saves_time(len(ids) - held, len(saved), copy_rate):

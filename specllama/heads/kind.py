@@ -20,18 +20,6 @@ from specllama.gguf.parse import TensorInfo, Value
 from specllama.regular_file import open_regular
 
 
-def _nothing_wrong(_header: Header) -> str:
-    return ""
-
-
-def _always(_header: Header) -> bool:
-    return True
-
-
-def _whole_file(head: HeadInfo) -> Header:
-    return head.header
-
-
 @dataclass(frozen=True, eq=False)
 class HeadKind:
     """A kind of heads as the rest of the program sees it.
@@ -60,10 +48,10 @@ class HeadKind:
     refusals: Callable[[Header, HeadInfo], Iterator[str]]
     label: Callable[[HeadInfo], str]
     architecture: str = ""
-    alone: Callable[[Header], bool] = _always
-    unusable: Callable[[Header], str] = _nothing_wrong
-    damaged: Callable[[Header], str] = _nothing_wrong
-    memory_header: Callable[[HeadInfo], Header] = _whole_file
+    alone: Callable[[Header], bool] = lambda _header: True
+    unusable: Callable[[Header], str] = lambda _header: ""
+    damaged: Callable[[Header], str] = lambda _header: ""
+    memory_header: Callable[[HeadInfo], Header] = lambda head: head.header
     drafts_blocks: bool = False
     encodes: bool = False
     shares_cache: bool = False

@@ -382,12 +382,8 @@ class LlamaContext:
         removable = self._can_remove(seq_id, have + padding - n_past)
         removed = removable and llama.llama_memory_seq_rm(self.memory, seq_id, n_past, -1)
         # With a sliding window the removal always succeeds, but cells outside the window are gone.
-        if removed and (self.cuts_anywhere or self._holds(seq_id, n_past)):
-            return n_past
-        return self._restore_checkpoint(seq_id, n_past)
-
-    def _holds(self, seq_id: int, n_past: int) -> bool:
-        return self.n_past(seq_id) == n_past and self._has_window(seq_id, n_past)
+        holds = self.cuts_anywhere or (self.n_past(seq_id) == n_past and self._has_window(seq_id, n_past))
+        return n_past if removed and holds else self._restore_checkpoint(seq_id, n_past)
 
     def can_truncate(self, seq_id: int, n_past: int) -> bool:
         n_back = self.n_past(seq_id) + self._padding[seq_id] - n_past

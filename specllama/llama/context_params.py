@@ -15,16 +15,8 @@ from specllama.models.memory.available import physical_cores
 from specllama.models.memory.cost import tensor_overrides
 
 _GGML_TYPES = {
-    "f32": 0,
-    "f16": 1,
-    "q4_0": 2,
-    "q4_1": 3,
-    "q5_0": 6,
-    "q5_1": 7,
-    "q8_0": 8,
-    "iq4_nl": 20,
-    "bf16": 30,
-}
+    "f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "iq4_nl": 20, "bf16": 30,
+}  # fmt: skip
 _FLASH_ATTN = {"auto": -1, "off": 0, "on": 1}  # llama_flash_attn_type
 _ROPE_SCALING = {"none": 0, "linear": 1, "yarn": 2}  # llama_rope_scaling_type
 
@@ -50,15 +42,8 @@ def context_params(
         p.rope_scaling_type = _ROPE_SCALING[s.rope_scaling]
     if s.rope_scale is not None:
         p.rope_freq_scale = 1.0 / s.rope_scale
-    for name in (
-        "rope_freq_base",
-        "rope_freq_scale",
-        "yarn_orig_ctx",
-        "yarn_ext_factor",
-        "yarn_attn_factor",
-        "yarn_beta_slow",
-        "yarn_beta_fast",
-    ):
+    yarn = ("orig_ctx", "ext_factor", "attn_factor", "beta_slow", "beta_fast")
+    for name in ("rope_freq_base", "rope_freq_scale", *(f"yarn_{name}" for name in yarn)):
         value = getattr(s, name)
         if value is not None:
             setattr(p, name, value)

@@ -87,11 +87,6 @@ def set_nextn(handle: Any) -> None:
     ext.set_nextn(handle, True, False)
 
 
-def nextn_rows(handle: Any) -> Any:
-    """The address of the rows of the last decode."""
-    return ext.get_nextn(handle)
-
-
 @dataclass(frozen=True, slots=True)
 class NoTarget:
     """In place of a target's context, for a head that uses nothing of it, with what a head needs of one."""
@@ -332,7 +327,7 @@ class BlockContext:
         tokens = [token if i == 0 else self._mask for token, _ in last.values() for i in range(n)]
         self._decode(EmbeddingBatch(self._limits, row_specs, tokens, None))
         if self._top_k:
-            width, address = self._n_embd, nextn_rows(self.handle)
+            width, address = self._n_embd, ext.get_nextn(self.handle)
         else:
             width, address = self.n_vocab, ctypes.cast(get_logits(self.handle), FLOATS)
         rows = rows_at(address, len(row_specs), width).reshape(len(last), n, width)

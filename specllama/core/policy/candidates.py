@@ -7,7 +7,7 @@ tokens chosen from it are a prefix. Knows no drafters and no clock.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heapreplace
 
@@ -182,19 +182,18 @@ def rows_and_tokens(
     return rows, tokens
 
 
-def best_branches(candidate: CandidateDraft, n: int, limits: RoundLimits, n_rows: int) -> list[DraftBranch]:
-    """The most probable second candidates of a draft of which n tokens are verified, at most `n_rows` tokens.
+def best_branches(possible: Iterable[CandidateBranch], limits: RoundLimits, n_rows: int) -> list[DraftBranch]:
+    """The most probable second candidates of a draft, at most `n_rows` tokens.
 
     A draft with them is a tree. Where the target leaves the draft for a branch, the tokens after it are known
     from the same decode, but the cells of the branch are removed: its tokens are evaluated again in the next
     round, so that cells lie as plain decoding leaves them. Verifying trees: Miao et al., SpecInfer, arXiv
     2305.09781.
     """
-    possible = sorted((b for b in candidate.branches if b.branch.at <= n), key=lambda b: -b.chance)
-    chosen, room = list[DraftBranch](), min(n_rows, limits.n_tokens - n)
-    for one in possible[: limits.n_branches]:
-        tokens = one.branch.tokens[: max(0, room)]
-        room -= len(tokens)
+    chosen = list[DraftBranch]()
+    for one in sorted(possible, key=lambda b: -b.chance)[: limits.n_branches]:
+        tokens = one.branch.tokens[: max(0, n_rows)]
+        n_rows -= len(tokens)
         if tokens:
             chosen.append(DraftBranch(one.branch.at, tokens, one.branch.source))
     return chosen

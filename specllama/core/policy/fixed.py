@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from specllama.core.interfaces import CachingDrafter, Drafter, Proposal
 from specllama.core.policy.base import CHAINS, Draft, DraftBranch, Policy, Round, RoundLimits
+from specllama.core.policy.candidates import CandidateBranch, best_branches
 from specllama.errors import UsageError, option
 
 COPY_FLOOR = 0.5  # a copy less likely than this leaves the round to the draft model
@@ -111,10 +112,11 @@ class Fixed(Policy):
         if forcing is not None and not any(d.continues for d in others):
             others.append(forcing)  # no other drafter continues after forced tokens
         for i, drafter in enumerate(others):
+            caching = drafter if active > 1 and isinstance(drafter, CachingDrafter) else None
             todo = {
                 seq: n for seq, n in lengths.items()
                 if not drafts[seq].tokens and (drafter.continues or seq not in forced)
-                and (active == 1 or self._has_caught_up(drafter, seq))
+                and (caching is None or caching.catch_up(seq, CATCH_UP_IDS))
             }  # fmt: skip
             last = not any(d.runs_model or d.forces for d in others[i + 1 :])
             p_min = self.p_min if last or drafter.runs_model else max(self.p_min, COPY_FLOOR)
@@ -123,7 +125,12 @@ class Fixed(Policy):
                 draft = drafts[seq]
                 draft.tokens, draft.sources = run.tokens, run.sources
                 draft.n_discarded += run.n_discarded if drafter.runs_model else 0
-                draft.branches = _best_branches(run, limits)
+                seconds_of = [(at, p.other) for at, p in enumerate(run.proposals) if p.other is not None]
+                possible = [
+                    CandidateBranch(DraftBranch(at, list(other.tokens), run.sources[at]), other.confidence)
+                    for at, other in seconds_of
+                ]
+                draft.branches = best_branches(possible, limits, limits.n_tokens - len(run.proposals))
         return drafts
 
     def text_width(self, greedy: bool) -> int:  # noqa: ARG002
@@ -135,22 +142,5 @@ class Fixed(Policy):
     def total_width(self, n_texts: int) -> int:
         return n_texts * self.text_width(True)
 
-    def _has_caught_up(self, drafter: Drafter, seq: int) -> bool:
-        """Whether it can draft now. While others are decoded, it evaluates a long prompt in pieces."""
-        return not isinstance(drafter, CachingDrafter) or drafter.catch_up(seq, CATCH_UP_IDS)
-
     def observe(self, done: Round) -> None:
         self._seconds[done.n_rows] = done.verify_seconds + done.draft_seconds
-
-
-def _best_branches(run: DraftRun, limits: RoundLimits) -> list[DraftBranch]:
-    """The most confident second candidates of a draft, as many as there may be."""
-    alternatives = [(p.other, at) for at, p in enumerate(run.proposals) if p.other is not None]
-    alternatives.sort(key=lambda one: -one[0].confidence)
-    branches, room = [], limits.n_tokens - len(run.proposals)
-    for other, at in alternatives[: limits.n_branches]:
-        tokens = list(other.tokens[: max(0, room)])
-        room -= len(tokens)
-        if tokens:
-            branches.append(DraftBranch(at, tokens, run.sources[at]))
-    return branches

@@ -2,8 +2,8 @@
 
 Knows drafters by their interface and time by the clock passed in. `Planner` is the policy, `Planner.draft`
 the rule of a round. The cost of decodes is in cost_curve.py, what is learnt about drafters in posterior.py,
-how much of a candidate to verify in candidates.py, how a draft model or a head drafts in model_draft.py, what
-may still be lost in base.py, the rows of decodes that all have one width in cost_curve.py.
+how much of a candidate to verify in candidates.py, what may still be lost in base.py, the rows of decodes
+that all have one width in cost_curve.py.
 """
 
 from __future__ import annotations
@@ -25,10 +25,12 @@ from specllama.core.policy.candidates import (
 )
 from specllama.core.policy.config import DEFAULT, PolicyConfig
 from specllama.core.policy.cost_curve import CostCurve, RunLengths, TotalWidth
-from specllama.core.policy.model_draft import NO_CATCH_UP, CatchUp, ModelBased
 from specllama.core.policy.posterior import (
     ALONE,
     COPY,
+    NO_CATCH_UP,
+    CatchUp,
+    ModelBased,
     PairState,
     RequestPosterior,
 )
@@ -283,7 +285,9 @@ class Planner(Policy):
         drafts = {seq: self._draft_of(seq, one, counts[seq]) for seq, one in candidates.items()}
         left = budget.max_rows - active - sum(counts.values())
         for seq, draft in drafts.items() if limits.n_branches else ():
-            draft.branches = best_branches(candidates[seq], counts[seq], limits, left)
+            n = counts[seq]
+            possible = [b for b in candidates[seq].branches if b.branch.at <= n]
+            draft.branches = best_branches(possible, limits, min(left, limits.n_tokens - n))
             left -= draft.n_in_branches
         return {seq: draft for seq, draft in drafts.items() if draft.n_rows or draft.n_discarded}
 

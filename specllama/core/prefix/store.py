@@ -291,7 +291,8 @@ class PrefixStore:
         for source in self._sources(wanted, scope, stored):
             slot, n = self._acquired(source, idle)
             if n:
-                self._hit(source)
+                if source.partial is not None and source.partial.state is not None:
+                    self.state_cache.used(source.partial)
                 slot.uses = source.holder.uses + 1
                 return slot, n
         slot = self._victim(idle)
@@ -442,10 +443,6 @@ class PrefixStore:
             empty(target, slot)
         slot.partials = [p for p in slot.partials if p.n <= n and p.state is not None]
         return n
-
-    def _hit(self, source: PrefixSource) -> None:
-        if source.partial is not None and source.partial.state is not None:
-            self.state_cache.used(source.partial)
 
     def longest(self, wanted: Ids, scope: str) -> int:
         """How many of these ids `acquire_slot` would find."""

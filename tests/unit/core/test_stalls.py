@@ -10,8 +10,7 @@ import pytest
 from specllama.core.interfaces import CachingDrafter, DraftCacheState
 from specllama.core.policy.config import DEFAULT
 from specllama.core.policy.fixed import CATCH_UP_IDS, Fixed
-from specllama.core.policy.model_draft import NO_CATCH_UP, CatchUp, ModelBased
-from specllama.core.policy.posterior import PairState
+from specllama.core.policy.posterior import NO_CATCH_UP, CatchUp, ModelBased, PairState
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.sampling.sampler import KeyedSampler
 from specllama.drafters.model import ModelDrafter

@@ -201,18 +201,22 @@ def candidate(probs: Sequence[float], branches: Sequence[tuple[int, list[int], f
     return draft
 
 
+def best_of(one: CandidateDraft, n: int, limits: RoundLimits, n_rows: int) -> list[DraftBranch]:
+    """Those of a draft of which n tokens are verified."""
+    possible = [b for b in one.branches if b.branch.at <= n]
+    return best_branches(possible, limits, min(n_rows, limits.n_tokens - n))
+
+
 def test_the_most_probable_second_candidates_are_taken():
     one = candidate([0.5, 0.5], [(0, [1, 2, 3], 0.4), (1, [4], 0.3), (2, [5], 0.9)])
     limits = RoundLimits(n_branches=2)
-    assert best_branches(one, 2, limits, 0) == []
-    assert best_branches(one, 2, limits, 3) == [DraftBranch(0, [1, 2, 3], "model")]
+    assert best_of(one, 2, limits, 0) == []
+    assert best_of(one, 2, limits, 3) == [DraftBranch(0, [1, 2, 3], "model")]
     both = [DraftBranch(0, [1, 2, 3], "model"), DraftBranch(2, [5], "model")]
-    assert best_branches(one, 2, limits, 9) == both
-    assert best_branches(one, 1, limits, 9)[1] == DraftBranch(1, [4], "model")
-    assert best_branches(one, 2, RoundLimits(n_branches=1, n_tokens=4), 9) == [
-        DraftBranch(0, [1, 2], "model")
-    ]
-    assert best_branches(one, 2, CHAINS, 9) == []
+    assert best_of(one, 2, limits, 9) == both
+    assert best_of(one, 1, limits, 9)[1] == DraftBranch(1, [4], "model")
+    assert best_of(one, 2, RoundLimits(n_branches=1, n_tokens=4), 9) == [DraftBranch(0, [1, 2], "model")]
+    assert best_of(one, 2, CHAINS, 9) == []
 
 
 def test_a_token_without_a_second_candidate_has_no_branch():
