@@ -13,6 +13,7 @@ import os
 import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict
 from typing import IO, Any, TextIO
 
 from specllama.cli.formatting import check_written, columns, wrapped, write_all
@@ -64,10 +65,14 @@ def data(text: str, style: str = "") -> None:
 
 
 def report(given: Mapping[str, Any], about: JsonObject, lines: Iterable[str]) -> int:
-    """Write a report to stdout: with --json, which is in `given`, the object in a line, else its lines, which
-    are made only then. Returns 0, the exit code.
+    """Write a report to stdout: with --json, which is in `given`, the object in a line, dataclasses in it as
+    objects, else its lines, which are made only then. Returns 0, the exit code.
     """
-    text = f"{json.dumps(about)}\n" if given.get("json") else "".join(f"{line}\n" for line in lines)
+    text = (
+        f"{json.dumps(about, default=asdict)}\n"
+        if given.get("json")
+        else "".join(f"{line}\n" for line in lines)
+    )
     data(text)
     return 0
 

@@ -15,7 +15,7 @@ from specllama.bench.words import advice, draft_answer, verdict
 from specllama.cli import console, readout
 from specllama.cli.answer import engine_log, load, log_file
 from specllama.cli.bench.plan import BenchPlan, make_plan
-from specllama.cli.bench.text import deliver, lines
+from specllama.cli.bench.text import lines, write_report
 from specllama.cli.formatting import rough_duration
 from specllama.cli.measuring import PartialResults, provenance, warn_if_busy
 from specllama.cli.options import resolved
@@ -96,7 +96,7 @@ def bench(given: Mapping[str, Any]) -> int:
     if results.samples:
         if results.are_off:
             console.warning("something else kept the machine busy, and figures are off; measure again later")
-        _show(plan, results, settings.exact, values.get("json", False))
+        _show(given, plan, results, settings.exact)
     else:
         results.say_nothing_measured()
     return results.exit_code()
@@ -176,7 +176,7 @@ def _drafters(info: LoadInfo) -> list[str]:
     return [name for name in info.drafters if name not in info.details.forced] if not info.off_reason else []
 
 
-def _show(plan: BenchPlan, results: BenchResults, exact: bool, as_json: bool) -> None:
+def _show(given: Mapping[str, Any], plan: BenchPlan, results: BenchResults, exact: bool) -> None:
     info = results.info
     assert info is not None
     off = "" if _drafters(info) else info.off_reason or "the only drafter needs a grammar"
@@ -185,7 +185,8 @@ def _show(plan: BenchPlan, results: BenchResults, exact: bool, as_json: bool) ->
     record |= {"verdict": verdict(summary, off), "samples": [sample_figures(s) for s in results.samples]}
     helps = draft_answer(summary, "head" if info.head else "draft model", results.are_off)
     answers = [*([helps] if helps else []), advice(summary, off, results.are_off)]
-    deliver(record, partial(lines, record, answers), report, as_json, plan.report)
+    console.report(given, record, lines(record, answers, console.width()))
+    write_report(plan.report, report, record)
 
 
 def _about(plan: BenchPlan, results: BenchResults, info: LoadInfo, exact: bool) -> JsonObject:

@@ -6,7 +6,6 @@ import math
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +39,7 @@ from specllama.cli.bench.plan import (
     temperature_list,
     whole_number,
 )
-from specllama.cli.bench.text import checked_path, deliver, sweep_lines
+from specllama.cli.bench.text import checked_path, sweep_lines, write_report
 from specllama.cli.formatting import rough_duration
 from specllama.cli.measuring import PartialResults, now
 from specllama.cli.options import resolved
@@ -154,7 +153,7 @@ def bench_server(given: Mapping[str, Any]) -> int:
     with results.collecting():
         run(_measure(plan, results))
     if results.answers:
-        _show(plan, results, given.get("json", False))
+        _show(given, plan, results)
     else:
         results.say_nothing_measured()
     return results.exit_code()
@@ -216,14 +215,15 @@ def _planned(plan: ServerPlan, results: ServerBenchResults) -> int:
     return len(results.series) * len(settings.concurrencies) * settings.runs * len(settings.prompts)
 
 
-def _show(plan: ServerPlan, results: ServerBenchResults, as_json: bool) -> None:
+def _show(given: Mapping[str, Any], plan: ServerPlan, results: ServerBenchResults) -> None:
     summary = summarise(results.cells, results.series)
     record = {"schema": SCHEMA, **_about(plan, results), **summary}
     record |= {
         "verdict": verdict(summary, results.why_one),
         "cells": [cell_figures(m) for m in results.cells if m.answers],
     }
-    deliver(record, partial(sweep_lines, record), sweep_report, as_json, plan.report)
+    console.report(given, record, sweep_lines(record, console.width()))
+    write_report(plan.report, sweep_report, record)
 
 
 def _about(plan: ServerPlan, results: ServerBenchResults) -> JsonObject:

@@ -1,13 +1,10 @@
-"""The output of `bench`: its tables, the object of --json and the page of --report."""
+"""The tables of `bench`, and the file of --report."""
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from specllama.bench import sweep
@@ -16,7 +13,7 @@ from specllama.bench.runner import AUTO, COPY, LLAMA_CPP, PLAIN
 from specllama.bench.summary import Estimate, speedup, t1_of
 from specllama.bench.words import draft_name, extent, notes, percent, shown
 from specllama.cli import console
-from specllama.cli.formatting import columns, rough_duration, table, wrapped
+from specllama.cli.formatting import rough_duration, table, wrapped
 from specllama.cli.options import mapped_errors, refuse_stdout
 from specllama.config.defaults import is_draft_model
 from specllama.config.store import write_whole
@@ -33,23 +30,6 @@ _LEGEND = (
     "the share of its speed that auto misses; 95 %: the interval in which the value before it lies."
 )
 _WIDTHS_SHOWN = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, 64)
-
-
-def deliver(
-    record: JsonObject,
-    lines: Callable[[int | None], Iterable[str]],
-    page: Callable[[JsonObject], str],
-    as_json: bool,
-    report: Path | None,
-) -> None:
-    """Print the object of --json, or the lines for a width; write the page, if there is a path for it."""
-    if as_json:
-        console.data(json.dumps(record, default=asdict) + "\n")
-    else:
-        console.data("".join(f"{line}\n" for line in lines(columns(sys.stdout))))
-    if report is not None:
-        write_report(report, page(record))
-        console.note(f"report: {report}")
 
 
 def lines(s: JsonObject, answers: Sequence[str], width: int | None) -> Iterator[str]:
@@ -262,7 +242,9 @@ def checked_path(name: str) -> Path:
     return path
 
 
-def write_report(path: Path, html: str) -> None:
-    """Write a report, whole. Raises ResourceError."""
-    with mapped_errors(ResourceError, f"--report: {path} cannot be written"):
-        write_whole(path, html)
+def write_report(path: Path | None, page: Callable[[JsonObject], str], record: JsonObject) -> None:
+    """Write the page of an object, if there is a path for it. Raises ResourceError."""
+    if path is not None:
+        with mapped_errors(ResourceError, f"--report: {path} cannot be written"):
+            write_whole(path, page(record))
+        console.note(f"report: {path}")

@@ -262,11 +262,12 @@ def test_pair_check(home: Path, printed: Callable[..., str]) -> None:
     file("long.gguf", words(400))
     (home / "vocab.gguf").write_bytes(vocabulary(words(64)).build())
     permuted(EMBEDDED_DRAFT, home / "permuted.gguf", every=3, drop=True)
-    embedded, tiny = str(EMBEDDED_TARGET), "own/tiny.gguf"
+    (home / "DATA").symlink_to(EMBEDDED_TARGET.parent)  # a name of the same length wherever the package is
+    embedded, tiny = f"DATA/{EMBEDDED_TARGET.name}", "own/tiny.gguf"
     out = [
         printed("pair-check", *line)
         for pair in (
-            (embedded, str(EMBEDDED_DRAFT)), ("t.gguf", "d.gguf"), ("t.gguf", "other.gguf"),
+            (embedded, f"DATA/{EMBEDDED_DRAFT.name}"), ("t.gguf", "d.gguf"), ("t.gguf", "other.gguf"),
             ("t.gguf", "t.gguf"), ("t.gguf", "long.gguf"), ("t.gguf", "vocab.gguf"),
             (tiny, "own/head.gguf"), ("own/mtp.gguf",),
             (embedded, "permuted.gguf"), (embedded, "permuted.gguf", "--draft-vocab", "auto"),
