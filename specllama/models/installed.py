@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -10,41 +9,40 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specllama.errors import IntegrityError, NotFoundError, UsageError, option
-from specllama.models.hub.cache import RepoCache, Snapshot, StoredRepo, repositories, unwritable
+from specllama.models.hub.cache import (
+    RepoCache,
+    Snapshot,
+    StoredModel,
+    StoredRepo,
+    hash_of,
+    repositories,
+    unwritable,
+)
 from specllama.models.manifest import ManifestEntry, user_path
 from specllama.models.names import RepoName
 from specllama.models.resolve import Library
 from specllama.regular_file import open_regular
 
-_READ = 1 << 20
-
 
 @dataclass(frozen=True, slots=True)
-class InstalledModel:
-    """A model in the cache. name: means this one alone. files: its parts on disk. missing: paths of the other
-    parts. entry: that of models.toml for it, or for another one of its repository. alias: how the entry calls
-    it, "" without one. usual: whether the repository's name alone means it.
+class InstalledModel(StoredModel):
+    """A model in the cache. entry: that of models.toml for it, or for another one of its repository. alias:
+    how the entry calls it, "" without one. usual: whether the repository's name alone means it.
     """
 
-    name: str
-    repo: str
-    commit: str
-    quant: str
-    files: tuple[Snapshot, ...]
-    missing: tuple[str, ...] = ()
+    repo: str = ""
     entry: ManifestEntry | None = None
     alias: str = ""
     usual: bool = False
 
     @property
-    def n_bytes(self) -> int:
-        """Bytes of the parts on disk."""
-        return sum(file.link.stat().st_size for file in self.files)
+    def quant(self) -> str:
+        return self.model.quant
 
     @property
-    def content(self) -> tuple[tuple[str, str], ...]:
-        """Paths and blobs of its parts on disk."""
-        return tuple((file.path, str(file.blob)) for file in self.files)
+    def missing(self) -> tuple[str, ...]:
+        """The paths of the parts that are not on disk."""
+        return self.model.missing
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,17 +68,8 @@ def installed_models(library: Library, repo: str | None = None) -> Iterator[Inst
             entry = entry or (entries[0] if entries else None)
             if entry is not None and not alias and model.name == f"{one}:{model.model.quant}":
                 alias = f"{entry.short_name}:{model.model.quant}"
-            yield InstalledModel(
-                model.name,
-                one,
-                model.commit,
-                model.model.quant,
-                model.files,
-                model.model.missing,
-                entry,
-                alias,
-                model.content == by_repo,
-            )
+            usual = model.content == by_repo
+            yield InstalledModel(model.commit, model.model, model.files, model.name, one, entry, alias, usual)
 
 
 def _content(stored: StoredRepo, where: RepoName, default: str) -> tuple[tuple[str, str], ...]:
@@ -217,21 +206,13 @@ def verify(file: Snapshot, progress: Callable[[int], None]) -> bool:
     if len(expected) not in (40, 64) or file.blob.parent.name != "blobs":
         return False
     try:
-        n_bytes = file.blob.stat().st_size
-        is_git = len(expected) == 40
-        start = b"blob %d\0" % n_bytes if is_git else b""
-        hasher = hashlib.new("sha1" if is_git else "sha256", start, usedforsecurity=False)
-        done = 0
         with open_regular(file.blob, buffering=0) as source:
-            while data := source.read(_READ):
-                hasher.update(data)
-                done += len(data)
-                progress(done)
+            digest = hash_of(source, expected, progress=progress)
     except OSError as error:
         raise IntegrityError(f"{file.link} cannot be read: {error.strerror or error}") from None
-    if hasher.hexdigest() != expected:
+    if digest != expected:
         raise IntegrityError(
-            f"{file.link} is damaged: its hash is {hasher.hexdigest()}, not {expected}",
+            f"{file.link} is damaged: its hash is {digest}, not {expected}",
             "specllama models rm it, then pull it again",
         )
     return True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from specllama.config.load import LoadSettings
@@ -27,26 +27,30 @@ if TYPE_CHECKING:
 TARGET, DRAFT = option("model"), option("draft_model")  # what messages call the two
 
 
-@dataclass(frozen=True, slots=True)
-class Paths:
-    """The paths of target and draft. draft: None for none."""
-
-    target: str
-    draft: str | None
-
-
 def prepare(library: Library, settings: LoadSettings, force: bool = False) -> LoadSettings:
-    """The settings with paths instead of names, once both models are on disk. Without a target: the demo
-    model, or the embedded pair where the demo model is not on disk. Raises what `prepare_pair` raises.
+    """The settings with paths instead of names, once both models are on disk: those that are not are
+    downloaded. Without a target: the demo model, or the embedded pair where the demo model is not on disk.
+
+    force: download even if the headers show that the models cannot be used. Raises what `pair_on_disk`,
+    Library.find and `download` raise, and what `check` raises before anything but headers is downloaded.
     """
-    target, draft = _names(library, settings)
-    return _with_paths(settings, prepare_pair(library, target, draft, force, settings.draft_vocab))
+    (target, draft), vocab = _names(library, settings), settings.draft_vocab
+    paths = pair_on_disk(library, target, draft, vocab)
+    if paths is None:
+        models, theirs = [library.find(target, TARGET)], None
+        if draft == "auto":
+            theirs = known_draft(library, models[0], vocab)
+        elif draft != "none":
+            theirs = find_draft(library, draft, DRAFT)
+        models += [theirs] if theirs is not None else []
+        paths = prepare_models(library, models, pair=True, force=force, draft_vocab=vocab)
+    return _with_paths(settings, paths)
 
 
 def prepare_if_on_disk(library: Library, settings: LoadSettings) -> LoadSettings | None:
     """As `prepare`, but None if a model must be downloaded. Raises what `pair_on_disk` raises."""
-    pair = pair_on_disk(library, *_names(library, settings), settings.draft_vocab)
-    return None if pair is None else _with_paths(settings, pair)
+    paths = pair_on_disk(library, *_names(library, settings), settings.draft_vocab)
+    return None if paths is None else _with_paths(settings, paths)
 
 
 def _names(library: Library, settings: LoadSettings) -> tuple[str, str]:
@@ -66,64 +70,32 @@ def _default_target(library: Library) -> str:
     return PYDOC
 
 
-def _with_paths(settings: LoadSettings, paths: Paths) -> LoadSettings:
+def _with_paths(settings: LoadSettings, paths: Sequence[str]) -> LoadSettings:
     """The settings with these paths; without a draft if there is no path for it."""
-    draft = None
-    if settings.draft is not None and paths.draft is not None:
-        draft = replace(settings.draft, path=paths.draft)
-    return replace(settings, target=replace(settings.target, path=paths.target), draft=draft)
+    target, draft = replace(settings.target, path=paths[0]), None
+    if settings.draft is not None and len(paths) > 1:
+        draft = replace(settings.draft, path=paths[1])
+    return replace(settings, target=target, draft=draft)
 
 
-def pair_on_disk(
-    library: Library, target: str, draft: str | None, draft_vocab: str = "strict"
-) -> Paths | None:
-    """The paths of a pair that is on disk, None if one of the models is not. Uses no network.
+def pair_on_disk(library: Library, target: str, draft: str, draft_vocab: str = "strict") -> list[str] | None:
+    """The paths of a target and, if there is one, of its draft; None if one of them is not on disk. Uses no
+    network.
 
-    draft: "auto" for the first known draft that is on disk, "none" or None for none. draft_vocab: see
-    LoadSettings. Raises UsageError, NotFoundError, ConfigError.
+    draft: "auto" for the first known draft that is on disk, "none" for none. draft_vocab: see LoadSettings.
+    Raises UsageError, NotFoundError, ConfigError.
     """
-    ours = library.on_disk(library.parse(target, TARGET), TARGET)
-    wanted = draft not in (None, "none", "auto")
-    theirs = None
+    models = [library.on_disk(library.parse(target, TARGET), TARGET)]
     if draft == PYDOC:
-        theirs = _embedded_draft()
-    elif wanted:
-        assert draft is not None
-        theirs = library.on_disk(library.parse(draft, DRAFT), DRAFT)
-    if ours is None or (wanted and theirs is None):
+        models.append(_embedded_draft())
+    elif draft not in ("none", "auto"):
+        models.append(library.on_disk(library.parse(draft, DRAFT), DRAFT))
+    there = [model for model in models if model is not None]
+    if len(there) < len(models):
         return None
-    if draft == "auto":
-        theirs = known_draft(library, ours, draft_vocab)
-    return Paths(ours.path, theirs.path if theirs is not None else None)
-
-
-def prepare_pair(
-    library: Library,
-    target: str,
-    draft: str | None,
-    force: bool = False,
-    draft_vocab: str = "strict",
-) -> Paths:
-    """As `pair_on_disk`, but models that are not on disk are downloaded.
-
-    draft_vocab: see LoadSettings. force: download even if the headers show that the models cannot be used.
-    Raises what `pair_on_disk`, Library.find and `download` raise, and what `check` raises before anything but
-    headers is downloaded.
-    """
-    on_disk = pair_on_disk(library, target, draft, draft_vocab)
-    if on_disk is not None:
-        return on_disk
-    ours = library.find(target, TARGET)
-    if draft in (None, "none"):
-        theirs = None
-    elif draft == "auto":
-        theirs = known_draft(library, ours, draft_vocab)
-    else:
-        assert draft is not None
-        theirs = find_draft(library, draft, DRAFT)
-    models = [ours] if theirs is None else [ours, theirs]
-    paths = prepare_models(library, models, pair=True, force=force, draft_vocab=draft_vocab)
-    return Paths(paths[0], paths[1] if theirs is not None else None)
+    if draft == "auto" and (known := known_draft(library, there[0], draft_vocab)) is not None:
+        there.append(known)
+    return [model.path for model in there]
 
 
 def find_draft(library: Library, name: str, argument: str) -> ResolvedModel:

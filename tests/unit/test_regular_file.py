@@ -20,7 +20,7 @@ from specllama.config.toml_file import read_start, read_text
 from specllama.errors import SpecllamaError
 from specllama.gguf.header import file_identity
 from specllama.llama.kernels import _is_usable
-from specllama.models.hub.cache import read_small
+from specllama.models.hub.cache import hash_of
 from specllama.prefix_disk.directory import StateDirectory
 from specllama.prefix_disk.eviction import StateLedger
 from specllama.prefix_disk.record import read_slot_file
@@ -34,7 +34,7 @@ READERS: dict[str, Callable[[Path], object]] = {
     "start": read_start,
     "model": file_identity,
     "loaded": lambda path: LoadedFiles([str(path)]),
-    "record": read_small,
+    "model of the hub": lambda path: hash_of(open_regular(path)),
     "kernels": _is_usable,
     "server": lambda path: wire.from_file(RunningServer, path, 1 << 20),
     "slot": lambda path: read_slot_file(path, "", "", 1),

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import io
 import json
 import os
 import re
@@ -18,25 +17,20 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
+from specllama import wire
 from specllama.config.places import NOWHERE
 from specllama.config.store import NOT_THERE, locked, sync_folder, temporary, write_whole
 from specllama.errors import IntegrityError, NotFoundError, ResourceError, UsageError
 from specllama.models.names import DEFAULT_REVISION, RepoName
 from specllama.models.quants import ModelFiles, candidates, choose, find_heads, find_models, is_head_name
-from specllama.regular_file import open_regular
+from specllama.regular_file import open_regular, read_regular
 
 if TYPE_CHECKING:
     from specllama.models.hub.api import HubFile
 
-_MAX_RECORD = 4096  # characters
-
-
-def read_small(path: Path) -> str:
-    """The beginning of a small file. Raises OSError, UnicodeDecodeError."""
-    with io.TextIOWrapper(open_regular(path), "utf-8") as file:
-        return file.read(_MAX_RECORD)
+_MAX_RECORD = 4096  # bytes
 
 
 def open_partial(path: Path) -> int:
@@ -130,10 +124,10 @@ class RepoCache:
 
     def _recorded(self, etag: str, key: str) -> str:
         try:
-            value = json.loads(read_small(self._record(etag)))[key]
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            value = wire.from_file(dict[str, str], self._record(etag), _MAX_RECORD).get(key, "")
+        except (OSError, ValueError):
             return ""
-        return value if isinstance(value, str) and value.isascii() and value.isprintable() else ""
+        return value if value.isascii() and value.isprintable() else ""
 
     def remember(self, etag: str, validator: str, revision: str) -> None:
         """Store the validator of the bytes in `partial`, and the revision for which they were requested."""
@@ -210,7 +204,7 @@ class RepoCache:
         if _COMMIT.fullmatch(revision):
             return revision
         try:
-            text = read_small(self.folder / "refs" / revision).strip()
+            text = read_regular(self.folder / "refs" / revision, _MAX_RECORD).decode().strip()
         except (OSError, UnicodeDecodeError):
             return ""
         return text if _COMMIT.fullmatch(text) else ""
@@ -305,6 +299,25 @@ def unwritable(path: Path, error: OSError) -> ResourceError:
     return ResourceError(f"{path} cannot be written: {error.strerror or error}", hint)
 
 
+def hash_of(
+    source: IO[bytes],
+    etag: str = "",
+    target: IO[bytes] | None = None,
+    progress: Callable[[int], None] = lambda _: None,
+) -> str:
+    """The hash of a file's content, as hexadecimal digits, of the kind of `etag`. target: gets a copy.
+    progress: called with the bytes read so far. Raises OSError.
+    """
+    hasher, done = hash_for(etag, os.fstat(source.fileno()).st_size if etag else 0), 0
+    while data := source.read(_COPY_BYTES):
+        hasher.update(data)
+        if target is not None:
+            target.write(data)
+        done += len(data)
+        progress(done)
+    return hasher.hexdigest()
+
+
 def hash_for(etag: str, n_bytes: int) -> hashlib._Hash:
     """The hash by which the cache names content of this size: SHA-256, or git's for a file outside large-file
     storage, which covers a header too.
@@ -333,6 +346,11 @@ class StoredModel:
     def content(self) -> tuple[tuple[str, str], ...]:
         """Paths and blobs of its parts: the same model in another commit has the same."""
         return tuple((file.path, str(file.blob)) for file in self.files)
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of the parts on disk."""
+        return sum(file.link.stat().st_size for file in self.files)
 
 
 class StoredRepo:

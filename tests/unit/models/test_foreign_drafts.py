@@ -48,7 +48,7 @@ def chosen(target: Path, vocab: str) -> tuple[str | None, list[str]]:
     notes = Notes()
     pair = pair_on_disk(Library(notes), str(target), "auto", vocab)
     assert pair is not None
-    return pair.draft, notes.texts
+    return (pair[1] if len(pair) > 1 else None), notes.texts
 
 
 def header(path: Path) -> Header:

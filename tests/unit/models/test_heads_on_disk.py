@@ -101,8 +101,7 @@ def test_a_head_next_to_the_model_is_its_draft(tmp_path: Path) -> None:
     assert head_beside(str(target), read_header(target)) == (str(head), "")
     listener = Listening()
     pair = pair_on_disk(Library(listener, {"HF_HUB_CACHE": str(tmp_path / "hub")}), str(target), "auto")
-    assert pair is not None
-    assert pair.draft == str(head)
+    assert pair == [str(target), str(head)]
     assert listener.notes[-1] == f"the head {head} is used, as it is next to the model"
 
 
@@ -116,8 +115,7 @@ def test_a_head_of_another_model_is_passed_over(tmp_path: Path) -> None:
     listener = Listening()
     library = Library(listener, {"HF_HUB_CACHE": str(tmp_path / "hub")})
     pair = pair_on_disk(library, str(target), "auto")
-    assert pair is not None
-    assert pair.draft is None
+    assert pair == [str(target)]
     assert any("does not fit: eagle3-tiny.gguf: the head reads layer 9" in note for note in listener.notes)
     tinyheads.eagle3(tmp_path / "tiny-eagle3-Q8_0.gguf")
     assert head_beside(str(target), read_header(target))[0].endswith("tiny-eagle3-Q8_0.gguf")
@@ -129,8 +127,7 @@ def test_the_models_own_head_comes_first(tmp_path: Path) -> None:
     target = tinymtp.mimo2(tmp_path / "tiny.gguf")
     tinymtp.mimo2(tmp_path / "mtp-tiny.gguf", part="head")
     pair = pair_on_disk(Library(environ={"HF_HUB_CACHE": str(tmp_path / "hub")}), str(target), "auto")
-    assert pair is not None
-    assert pair.draft == str(target)
+    assert pair == [str(target), str(target)]
 
 
 def test_heads_in_the_catalogue_are_drafts_of_models_in_it() -> None:
