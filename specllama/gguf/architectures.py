@@ -1,4 +1,4 @@
-"""Which architectures the vendored llama.cpp (llama-cpp-python 0.3.36) can load, by `general.architecture`.
+"""The architectures, by `general.architecture`, that the vendored llama.cpp (llama-cpp-python 0.3.36) loads.
 
 Copied from `src/llama-arch.cpp`: LLM_ARCH_NAMES without the dummies, and its predicates. Knows nothing about
 files.

@@ -61,7 +61,7 @@ class Header:
         raise GGUFError(f"{self.path}: {key} {where}: {reason}", hint)
 
     def once(self, reader: Callable[[Header], T]) -> T:
-        """What a reader finds in this header: read at the first call, then kept with it."""
+        """The result of a reader of this header: read at the first call, then kept with it."""
         if reader not in self._kept:
             self._kept[reader] = reader(self)
         value: T = self._kept[reader]

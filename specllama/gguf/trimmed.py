@@ -1,4 +1,4 @@
-"""What `specllama trim` writes into a file, read from its header: which tokens it kept, and of which file.
+"""The header of a file that `specllama trim` wrote: which tokens it kept, and of which file.
 
 A trimmed draft model, or head with a tokenizer of its own, has a shortened tokenizer: its token i is token
 `ids[i]` of the source. After its last tensor are the embeddings of the other tokens, which are only looked
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TypedDict
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,7 +53,7 @@ class TrimInfo:
 
     @property
     def label(self) -> str:
-        """What it is, for people."""
+        """A description, for people."""
         covers = ""
         if self.coverage is not None:
             covers = f", covers {100 * self.coverage:.1f} % of the texts that it was trimmed for"
@@ -67,7 +67,7 @@ def is_trimmed(header: Header) -> bool:
 
 
 def read_trim(header: Header) -> TrimInfo | None:
-    """What a header says about trimming, None for a file that was not trimmed. Raises GGUFError."""
+    """The trimming that a header describes, None for a file that was not trimmed. Raises GGUFError."""
     if not is_trimmed(header):
         return None
     if (version := header.integer(f"{PREFIX}version")) != VERSION:
@@ -107,17 +107,10 @@ def _coverage(header: Header) -> float | None:
     return value
 
 
-class _Rest(TypedDict, total=False):
-    """Fields of TrimInfo about the other tokens, none where the file has no embeddings of them."""
-
-    rest_offset: int
-    rest_bytes: int
-    rest_type: str
-    scale: float
-
-
-def _rest(header: Header, n: int) -> _Rest:
-    """Where the embeddings of the n other tokens are. Raises GGUFError where they are not whole."""
+def _rest(header: Header, n: int) -> dict[str, Any]:
+    """Fields of TrimInfo about the embeddings of the n other tokens, none where the file has none. Raises
+    GGUFError where they are not whole.
+    """
     key = f"{PREFIX}embeddings_offset"
     offset = header.integer(key)
     if not offset:

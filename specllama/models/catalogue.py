@@ -64,7 +64,7 @@ class CatalogueModel:
 
 @dataclass(frozen=True)
 class Catalogue:
-    """What there is at one moment. models: those on disk first, each id once."""
+    """All models at one moment. models: those on disk first, each id once."""
 
     models: tuple[CatalogueModel, ...] = ()
 
@@ -140,7 +140,7 @@ def of_file(path: str, names: Iterable[str] = ()) -> CatalogueModel:
 
 
 def scan(library: Library) -> Catalogue:
-    """What is on disk now, and what is known. Reads directories, no models. Raises ConfigError."""
+    """The models on disk now, and those known by name. Reads directories, no models. Raises ConfigError."""
     by_id: dict[str, CatalogueModel] = {}
     for model in (*_built_in(library), *_own(library), *_installed(library)):
         by_id.setdefault(model.id, model)

@@ -69,7 +69,7 @@ class DraftRecord:
 
     @property
     def label(self) -> str:
-        """What was measured, for people."""
+        """The measurement, for people."""
         if self.source == "answers":
             return f"in answers here, rounds with it were {self.speedup:.2f} x as fast as without it"
         return (
@@ -90,7 +90,7 @@ class MeasuredDrafts:
         return sorted(self._read(), key=lambda draft: -draft.gain)
 
     def of(self, draft: Header) -> DraftRecord | None:
-        """What was measured with this draft, wherever its file is."""
+        """The measurement of this draft, wherever its file is."""
         return next((record for record in self.all() if record.model == identity(draft)), None)
 
     def put(self, record: DraftRecord) -> None:
@@ -134,7 +134,7 @@ def foreign_draft(
 
 
 def left_out(target: str, header: Header) -> str:
-    """Which draft `-md auto` leaves out as it does not pay, and what was measured; "" where there is none.
+    """The draft that `-md auto` leaves out as it does not pay, and its measurement; "" where there is none.
     target: its path, header: its header.
     """
     best = _best(target, header)
@@ -160,7 +160,7 @@ def _name(record: DraftRecord) -> str:
 
 
 def _shared(record: DraftRecord, target: str, header: Header) -> Overlap | None:
-    """What the vocabularies share, None where the draft is not the one that was measured. Raises
+    """The overlap of the vocabularies, None where the draft is not the one that was measured. Raises
     SpecllamaError, OSError where it cannot be read.
     """
     draft = read_model(record.path)
@@ -243,7 +243,7 @@ def _names(folder: str) -> list[str]:
 
 
 def _stem(name: str) -> str:
-    """What the names of a model and of its head have in common: without quantisation, part and kind."""
+    """The common part of the names of a model and of its head: without quantisation, part and kind."""
     name = re.sub(r"-\d{5}-of-\d{5}\.gguf$", ".gguf", name.lower())
     quant = ModelFiles({1: name}).quant.lower()
     name = name.removesuffix(".gguf")

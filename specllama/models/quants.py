@@ -1,4 +1,4 @@
-"""Which files of a repository make up a model or a head, and which of them a tag selects.
+"""The files of a repository that make up a model or a head, and those that a tag selects.
 
 Works on paths alone, so that one rule serves listings of the hub and files on disk.
 """
@@ -121,7 +121,7 @@ def find_heads(paths: Iterable[str]) -> list[ModelFiles]:
 
 
 def candidates(paths: Iterable[str], tag: str) -> list[ModelFiles]:
-    """What a tag can select: models; heads too where it names a file, or where there is nothing else."""
+    """The files for a tag: models; heads too where it names a file, or where there is nothing else."""
     there = list(paths)
     models = find_models(there)
     return models if models and not tag.lower().endswith(".gguf") else models + find_heads(there)

@@ -80,7 +80,7 @@ class TrimSource:
 
 
 def trim_source(header: Header, inside: bool, possible: NDArray[np.int64] | None) -> TrimSource:
-    """What to trim of a file whose header has passed `check_draft`. inside: the head inside a model.
+    """The parts to trim of a file whose header has passed `check_draft`. inside: the head inside a model.
     possible: the ids of its tensor d2t, if there is one. Raises UsageError for what cannot be trimmed,
     GGUFError for a damaged one.
     """
@@ -302,7 +302,7 @@ def _merges(merges: StringArray, kept: set[bytes]) -> list[bytes]:
 def about(
     ids: NDArray[np.int64], n_vocab: int, source: str, sha256: str, n_bytes: int, coverage: float | None
 ) -> Iterator[KeyValue]:
-    """What gguf/trimmed.py reads. source, sha256, n_bytes: name and contents of the source."""
+    """The metadata that gguf/trimmed.py reads. source, sha256, n_bytes: name and contents of the source."""
     yield KeyValue(f"{PREFIX}version", VERSION, "u32")
     yield KeyValue(f"{PREFIX}n_vocab", n_vocab, "u32")
     yield KeyValue(f"{PREFIX}ids", ids.tolist(), "arr[i32]")

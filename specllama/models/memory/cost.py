@@ -29,7 +29,7 @@ from specllama.gguf.trimmed import PREFIX
 
 
 def windowed_layers(h: Header) -> tuple[bool, ...]:
-    """Which layers keep the cells of a window alone, where not all are asked for."""
+    """By layer: whether it keeps the cells of a window alone, where not all are asked for."""
     none = (False,) * h.n_layer
     if not h.arch_integer("attention.sliding_window"):
         return none
@@ -264,7 +264,7 @@ class MemoryCosts:
 
     @cached_property
     def recurrent(self) -> tuple[bool, ...]:
-        """Which layers keep a recurrent state."""
+        """By layer: whether it keeps a recurrent state."""
         h = self.header
         if h.architecture in RECURRENT or h.architecture == "falcon-h1":
             return (True,) * h.n_layer
