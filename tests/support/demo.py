@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from specllama.models.demo import SMOLLM2, DemoStore
-from specllama.models.progress import DownloadState, Silent
+from specllama.models.progress import DownloadState, Listener
 
 CONTENT = b"GGUF" + bytes(range(256)) * 40
 MODEL = replace(SMOLLM2, n_bytes=len(CONTENT), sha256=hashlib.sha256(CONTENT).hexdigest(), package_bytes=4000)
@@ -33,7 +33,7 @@ def wheel(folder: Path, content: bytes = CONTENT, member: str = MODEL.member) ->
     return path
 
 
-class Notes(Silent):
+class Notes(Listener):
     """Keeps notes and warnings."""
 
     def __init__(self) -> None:

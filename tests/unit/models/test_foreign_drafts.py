@@ -12,12 +12,12 @@ from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specllama.gguf.header import Header, identity, read_header
 from specllama.models.foreign_drafts import PAYS, DraftRecord, MeasuredDrafts, Source
 from specllama.models.prepare import pair_on_disk
-from specllama.models.progress import Silent
+from specllama.models.progress import Listener
 from specllama.models.resolve import Library
 from tests.support.foreign import permuted
 
 
-class Notes(Silent):
+class Notes(Listener):
     """Collects notes."""
 
     def __init__(self) -> None:

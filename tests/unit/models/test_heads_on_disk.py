@@ -14,7 +14,7 @@ from specllama.models import manifest
 from specllama.models.foreign_drafts import head_beside, heads_named_for
 from specllama.models.memory.plan import PlanSettings, plan_memory
 from specllama.models.prepare import _note_memory, pair_on_disk
-from specllama.models.progress import Silent
+from specllama.models.progress import Listener
 from specllama.models.quants import (
     candidates,
     choose,
@@ -38,7 +38,7 @@ MODELS = [
 ]  # fmt: skip
 
 
-class Listening(Silent):
+class Listening(Listener):
     """Keeps the notes."""
 
     def __init__(self) -> None:

@@ -8,12 +8,12 @@ import pytest
 
 from specllama.errors import UsageError
 from specllama.models.prepare import check
-from specllama.models.progress import Silent
+from specllama.models.progress import Listener
 from specllama.models.resolve import Library
 from tests.support.tinymtp import qwen35
 
 
-class Warnings(Silent):
+class Warnings(Listener):
     """Collects warnings."""
 
     def __init__(self) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from specllama.errors import NetworkError, NotFoundError, UsageError
 from specllama.models.catalogue import scan
 from specllama.models.installed import installed_models, remove, select, select_one
-from specllama.models.progress import Silent
+from specllama.models.progress import Listener
 from specllama.models.quants import candidates, choose
 from specllama.models.resolve import Library
 from tests.support.hub_cache import put
@@ -147,7 +147,7 @@ def test_several_files_of_a_quantisation_are_refused(tmp_path: Path) -> None:
 def test_only_another_quantisation_is_on_disk(tmp_path: Path) -> None:
     notes: list[str] = []
 
-    class Listening(Silent):
+    class Listening(Listener):
         def note(self, message: str) -> None:
             notes.append(message)
 

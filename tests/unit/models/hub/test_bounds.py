@@ -21,7 +21,7 @@ from specllama.models.hub.api import Hub, HubFile, Listing
 from specllama.models.hub.cache import RepoCache, hash_for
 from specllama.models.hub.pull import DownloadItem, fetch
 from specllama.models.names import RepoName
-from specllama.models.progress import Silent
+from specllama.models.progress import Listener
 
 NAME, COMMIT = RepoName("user/repo"), "a" * 40
 LISTING = Listing(NAME, COMMIT, {})
@@ -59,7 +59,7 @@ def listing(**changes: Any) -> bytes:
 def listed(body: bytes, *headers: str) -> dict[str, HubFile]:
     with responding(http(body, *headers)) as endpoint:
         environ = {"HF_ENDPOINT": endpoint}
-        return dict(Hub(environ, Silent()).listing(NAME).files)
+        return dict(Hub(environ, Listener()).listing(NAME).files)
 
 
 BAD_LISTINGS = {
@@ -124,7 +124,7 @@ def test_a_range_that_is_none_is_a_network_error(headers: tuple[str, ...]) -> No
     with (
         responding(http(b"x" * 5, *headers, status="206 Partial Content")) as endpoint,
         pytest.raises(NetworkError, match="responds with the bytes"),
-        Hub({"HF_ENDPOINT": endpoint}, Silent()).get(LISTING, "x", 5),
+        Hub({"HF_ENDPOINT": endpoint}, Listener()).get(LISTING, "x", 5),
     ):
         pass
 
@@ -138,13 +138,13 @@ def test_a_redirect_to_no_address_is_a_network_error(location: str, monkeypatch:
         responding(http(b"", f"Location: {location}", status="302 Found")) as endpoint,
         pytest.raises(NetworkError),
     ):
-        Hub({"HF_ENDPOINT": endpoint}, Silent()).size(LISTING, "x")
+        Hub({"HF_ENDPOINT": endpoint}, Listener()).size(LISTING, "x")
 
 
 @pytest.mark.parametrize("endpoint", ["http://[", "http://h:99999", "ftp://h", "x" * 9000, "http://"])
 def test_an_endpoint_that_is_no_address_is_a_network_error(endpoint: str) -> None:
     with pytest.raises(NetworkError, match="HF_ENDPOINT"):
-        Hub({"HF_ENDPOINT": endpoint}, Silent()).listing(NAME)
+        Hub({"HF_ENDPOINT": endpoint}, Listener()).listing(NAME)
 
 
 CONTENT = b"content of a model"
@@ -166,7 +166,9 @@ def test_a_download_never_writes_through_a_left_over_link(cache: RepoCache, how:
     (os.symlink if how == "symlink" else os.link)(other, cache.partial(etag))
     with responding(http(CONTENT)) as endpoint:
         item = DownloadItem(LISTING, HubFile("m.gguf", len(CONTENT), etag), cache, 0)
-        path = cache.blob(fetch(Hub({"HF_ENDPOINT": endpoint}, Silent()), item, Silent(), lambda *_: None))
+        path = cache.blob(
+            fetch(Hub({"HF_ENDPOINT": endpoint}, Listener()), item, Listener(), lambda *_: None)
+        )
     assert path.read_bytes() == CONTENT
     assert not path.is_symlink()
     assert other.read_bytes() == b"another model"
@@ -240,5 +242,5 @@ def test_a_listing_that_never_ends_is_a_network_error(monkeypatch: pytest.Monkey
         threading.Thread(target=serve, daemon=True).start()
         began = time.monotonic()
         with pytest.raises(NetworkError, match="does not respond as a hub does"):
-            Hub({"HF_ENDPOINT": f"http://127.0.0.1:{listener.getsockname()[1]}"}, Silent()).listing(NAME)
+            Hub({"HF_ENDPOINT": f"http://127.0.0.1:{listener.getsockname()[1]}"}, Listener()).listing(NAME)
         assert time.monotonic() - began < 10
