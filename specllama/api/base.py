@@ -1,4 +1,4 @@
-"""What LLM and AsyncLLM have in common: their arguments, and how a call becomes requests to the engine."""
+"""The common part of LLM and AsyncLLM: their arguments, and the requests to the engine for a call."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class BaseLLM(ABC):
 
     @property
     def info(self) -> Mapping[str, Any]:
-        """What was loaded: target, draft, verdict on the pair, n_ctx, drafters, notes …; empty at first."""
+        """The loaded models: target, draft, verdict on the pair, n_ctx, drafters, notes …; empty at first."""
         return self._engine.info
 
     @abstractmethod

@@ -171,7 +171,7 @@ class Tokenizer:
         add_generation_prompt: bool = False,
         **variables: Any,
     ) -> str | list[int]:
-        """What the chat template makes of messages and the beginning of their answer: ids, or a text with
+        """Messages and the beginning of their answer, through the chat template: ids, or a text with
         tokenize=False. variables: of the template. Raises UsageError and TemplateError.
         """
         if not add_generation_prompt:

@@ -1,4 +1,4 @@
-"""One HTTP request in the engine, all its texts as one stream of events; and the response made of them.
+"""One HTTP request in the engine, all its completions as one stream of events; and the response made of them.
 
 Generation ends at once when the client disconnects. Knows events and a writer, no API.
 """
@@ -33,13 +33,13 @@ ReaderOf = Callable[[Tools | None], CallReader | None]
 
 
 class RequestStream:
-    """The texts of one request, from waiting for the model to the last event.
+    """The completions of one request, from waiting for the model to the last event.
 
-    requests: of the engine, one for each prompt. n: texts of each prompt, with seeds derived from its own.
-    metrics: count its figures. ended: called once when all texts have ended, for whatever reason. reasoning:
+    requests: of the engine, one for each prompt. n: completions of each prompt, with seeds derived from its
+    own. metrics: count its figures. ended: called once when all have ended, for whatever reason. reasoning:
     see EventAssembler. fields: names of request fields by the parameters that they set, for errors of the
-    engine about a parameter. supersedes: see Service.start. owner: the requesting key's name. n_texts: in
-    all; n_open: those that have not ended. begun: whether the engine has the request. n_bytes: size of the
+    engine about a parameter. supersedes: see Service.start. owner: the requesting key's name. n_completions:
+    in all; n_open: those that have not ended. begun: whether the engine has the request. n_bytes: size of the
     request; n_held: the part held in this process until then.
     """
 
@@ -58,8 +58,8 @@ class RequestStream:
         self._assemblers: list[EventAssembler] = []
         self.requests, self._n, self.owner = list(requests), n, requests[0].owner
         self._reasoning, self._fields = reasoning, fields
-        self.n_texts = self.n_open = len(requests) * n
-        self._waiting = set(range(self.n_texts))  # texts that the engine has not begun or ended
+        self.n_completions = self.n_open = len(requests) * n
+        self._waiting = set(range(self.n_completions))  # those that the engine has not begun or ended
         self._metrics, self._ended, self.begun = metrics, ended, False
         self._loop = asyncio.get_running_loop()
         self._began = self._loop.time()
@@ -71,7 +71,7 @@ class RequestStream:
 
     @property
     def n_waiting(self) -> int:
-        """Texts that wait for a slot, or have had one for less than half a second without a token."""
+        """Completions that wait for a slot, or have had one for less than half a second without a token."""
         return len(self._waiting)
 
     @property
@@ -82,9 +82,10 @@ class RequestStream:
     def start(
         self, client: LoopClient, end_ids: Collection[int] = (), reader: ReaderOf | None = None
     ) -> None:
-        """Submit all texts; those of one prompt together, so that it is sent, rendered and tokenised once.
+        """Submit all completions; those of one prompt together, so that it is sent, rendered and tokenised
+        once.
 
-        end_ids: tokens that end a text. reader: creates the reader of a chat's answer, see
+        end_ids: tokens that end a completion. reader: creates the reader of a chat's answer, see
         LoadInfo.answer_reader.
         """
         self.begun, self.n_held = True, 0
@@ -105,7 +106,7 @@ class RequestStream:
     def _submit(
         self, client: LoopClient, request: protocol.Generate, assemblers: Sequence[EventAssembler]
     ) -> None:
-        """Submit the texts of one prompt."""
+        """Submit the completions of one prompt."""
         if self._n > 1:
             given = request.params.get("seed")
             seed = secrets.randbits(32) if given is None else given
@@ -122,13 +123,13 @@ class RequestStream:
                 self._arrive(assembler, error)
 
     async def batches(self, whole: bool = False) -> AsyncGenerator[list[Event]]:
-        """Yields events until all texts have ended; those that arrived together are one list.
+        """Yields events until all completions have ended; those that arrived together are one list.
 
         whole: yield all events at once, at the end. A list is empty after `wake`. Raises errors of the
         engine, the error given to `fail`, and DeadlineError after `expire`.
         """
         awaited, n_done = self._complete if whole else self._arrived, 0
-        while n_done < self.n_texts:
+        while n_done < self.n_completions:
             await awaited.wait()
             awaited.clear()
             woken, self._woken = self._woken, False
@@ -158,7 +159,7 @@ class RequestStream:
         self.cancel()
 
     def end_early(self) -> None:
-        """End the texts where they are; they count as complete, unless they wait for their model."""
+        """End the completions where they are; they count as complete, unless they wait for their model."""
         if not self.begun:
             self.fail(ResourceError("a newer request has taken the place of this one"))
         for assembler in self._assemblers:
@@ -167,7 +168,7 @@ class RequestStream:
             submission.cancel()
 
     def cancel(self) -> None:
-        """Make the engine end the texts; no more events follow."""
+        """Make the engine end the completions; no more events follow."""
         self._abandoned = True
         if not self.n_open:
             return
@@ -179,7 +180,7 @@ class RequestStream:
             submission.cancel()
 
     def _arrive(self, assembler: EventAssembler, message: protocol.Message | SpecllamaError) -> None:
-        """Handle a message of the engine about one text, in the event loop."""
+        """Handle a message of the engine about one completion, in the event loop."""
         now = self._loop.time()
         if not isinstance(message, protocol.Started | protocol.Queued):
             self._waiting.discard(assembler.index)
@@ -193,7 +194,7 @@ class RequestStream:
         if isinstance(message, SpecllamaError):
             self._put(self._named(message))
             if not self._abandoned:
-                self.cancel()  # the other texts are useless without it
+                self.cancel()  # the others are useless without it
         elif not self._abandoned:
             self._put((assembler, message, now))
         if ended and self.n_open == 0:
@@ -324,7 +325,7 @@ class StreamingResponse(Response):
                     held += events
                     if events and all(isinstance(event, Start) for event in held):
                         continue
-                    data = writer.stream(held, self._job.n_texts)
+                    data = writer.stream(held, self._job.n_completions)
                     held.clear()
                     if data:
                         await body(data)

@@ -27,7 +27,7 @@ from specllama.server.settings import ServerSettings
 from specllama.server.supervisor import Say, Supervisor
 from specllama.wording import counted
 
-# Limits of how many texts may run or wait in the engines, in all and per owner.
+# Limits of how many completions may run or wait in the engines, in all and per owner.
 
 
 MAX_HELD = 64 * 1024 * 1024  # bytes of all requests that wait for their models
@@ -36,8 +36,8 @@ RESERVED = 4  # the last 1/4 of the queue is kept for owners that have nothing w
 
 @dataclass(frozen=True, slots=True)
 class QueueLimit:
-    """n_slots: texts that run at once. size: texts that may wait. several: whether there is more than one
-    owner; a single owner may use the whole queue.
+    """n_slots: completions that run at once. size: those that may wait. several: whether there is more than
+    one owner; a single owner may use the whole queue.
     """
 
     n_slots: int
@@ -46,7 +46,7 @@ class QueueLimit:
 
     @property
     def max_open(self) -> int:
-        """Texts that may run or wait."""
+        """Completions that may run or wait."""
         return self.n_slots + self.size
 
     @property
@@ -55,10 +55,10 @@ class QueueLimit:
         return self.size // RESERVED if self.several else 0
 
     def problem(self, n_open: Mapping[str, int], n_waiting: int, n: int) -> str:
-        """Why a request for n more texts is refused, "" if it is accepted. n_open: texts running or waiting,
-        by owner. n_waiting: the requesting owner's waiting texts.
+        """Why a request for n more completions is refused, "" if it is accepted. n_open: those running or
+        waiting, by owner. n_waiting: the requesting owner's waiting ones.
 
-        A request of any size is accepted while nothing is open. However many texts an owner has open, the
+        A request of any size is accepted while nothing is open. However many an owner has open, the
         reserved places stay available to the others.
         """
         n_all, n_shared = sum(n_open.values()), self.max_open - self.n_reserved
@@ -86,7 +86,7 @@ class Admission:
 
     @property
     def n_open(self) -> int:
-        """Texts that run or wait."""
+        """Completions that run or wait."""
         return sum(request.n_open for request in self.requests)
 
     @property
@@ -96,8 +96,8 @@ class Admission:
         return max(1, min(60, round(self._mean_seconds * waiting / self.limit.n_slots)))
 
     def check(self, owner: str, n: int, n_bytes: int = 0) -> None:
-        """Raises ResourceError while the server shuts down, and BusyError if n more texts of this owner are
-        too many or too large. n_bytes: size of a request that must wait for its model, 0 for others.
+        """Raises ResourceError while the server shuts down, and BusyError if n more completions of this owner
+        are too many or too large. n_bytes: size of a request that must wait for its model, 0 for others.
         """
         if self.draining:
             raise ResourceError("the server is shutting down", "ask again when it is back")
@@ -161,7 +161,7 @@ class Service:
 
     @property
     def n_open(self) -> int:
-        """Texts that run or wait."""
+        """Completions that run or wait."""
         return sum(job.n_open for job in self.jobs)
 
     @property
@@ -177,12 +177,12 @@ class Service:
         supersedes: str = "",
         n_bytes: int = 0,
     ) -> RequestStream:
-        """Start n texts of each request; they wait until the model is loaded. supersedes: a key; earlier
-        requests of the same owner and key end with the text that they have, unless this request only
+        """Start n completions of each request; they wait until the model is loaded. supersedes: a key;
+        earlier requests of the same owner and key end with the text that they have, unless this request only
         evaluates its prompt; "" for none. n_bytes: size of the request. The others: see RequestStream.
 
-        Raises BusyError if too many texts are waiting, ResourceError while the server shuts down. The result
-        raises errors of the load, EngineDiedError without an engine, and ContextLengthError.
+        Raises BusyError if too many completions are waiting, ResourceError while the server shuts down. The
+        result raises errors of the load, EngineDiedError without an engine, and ContextLengthError.
         """
         owner = requests[0].owner
         counting = self.metrics.counting(owner)
@@ -260,7 +260,7 @@ class Service:
         job.fail(error)
 
     def _ended(self, job: RequestStream) -> None:
-        """Handle the end of all texts of a request."""
+        """Handle the end of a request."""
         self.jobs.discard(job)
         self.admission.ended(job)
         if (launch := self._launches.pop(job, None)) is not None and not job.begun:

@@ -340,7 +340,7 @@ class Supervisor:
 
     @property
     def problem(self) -> str:
-        """What is wrong with the engine now, "" for nothing and for an unloaded model. For the operator and
+        """The problem of the engine now, "" for nothing and for an unloaded model. For the operator and
         clients with a key.
         """
         public = self.public_problem

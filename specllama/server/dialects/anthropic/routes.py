@@ -13,7 +13,7 @@ from specllama.json_types import JsonObject
 from specllama.server.dialects.anthropic.request import CountRequest, MessagesRequest
 from specllama.server.dialects.shared.base import ApiRequest, ApiRoute, Dialect
 from specllama.server.dialects.shared.figures import own_figures, trace_of
-from specllama.server.dialects.shared.writer import AnswerOptions, AnswerWriter, named_event
+from specllama.server.dialects.shared.writer import ERROR_TYPES, AnswerOptions, AnswerWriter, named_event
 from specllama.server.events import (
     AccumulatedCall,
     AccumulatedChoice,
@@ -31,16 +31,7 @@ from specllama.server.events import (
 # Errors in the shape of Anthropic's API.
 
 
-_TYPES = {
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    408: "timeout_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-    503: "overloaded_error",
-    504: "timeout_error",
-}
+_TYPES = ERROR_TYPES | {503: "overloaded_error"}
 
 
 def error_body(error: SpecllamaError, request_id: str) -> JsonObject:

@@ -1,1 +1,1 @@
-"""What several dialects use: reading of requests, and parts of answers. Imports no dialect."""
+"""Parts of several dialects: reading of requests, and parts of answers. Imports no dialect."""

@@ -309,7 +309,7 @@ class LogprobFields(RequestBody):
 
     @property
     def n_logprobs(self) -> int | None:
-        """How many of the likeliest tokens are sent, None to send no log probabilities. Raises FieldError."""
+        """Number of the likeliest tokens that are sent, None to send no log probabilities. Raises FieldError."""
         most = self.top_logprobs or self.n_probs or 0
         if self.logprobs is True:
             return most
@@ -399,7 +399,7 @@ class GenerationFields(StructuredFields, LogprobFields):
 
 
 class SamplingFields(ParameterReader, GenerationFields):
-    """How to generate, without the prompt. n_predict: 0 only evaluates the prompt, for later requests."""
+    """The parameters of a generation. n_predict: 0 only evaluates the prompt, for later requests."""
 
     stream_options: StreamOptions = StreamOptions()
     n: Annotated[int, Field(ge=1, le=MAX_N)] = 1

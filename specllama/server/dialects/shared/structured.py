@@ -323,4 +323,4 @@ _KINDS: Mapping[str, Callable[[str, Any], JsonObject]] = {
     "choice": lambda _, value: {"grammar": f"start: {' | '.join(map(_literal, value))}"},
     "grammar": lambda _, value: {"grammar": value},
 }
-"""What restricts the text, to the parameter that it sets; from the field and its value."""
+"""Kinds of restrictions, to the parameter that each sets; from the field and its value."""

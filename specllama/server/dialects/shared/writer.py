@@ -32,18 +32,17 @@ _CODES: Mapping[type[SpecllamaError], str] = {
     DeadlineError: "deadline_exceeded",
     NotSupportedError: "unsupported",
 }
-_TYPES = {
-    400: "invalid_request_error",
+ERROR_TYPES = {
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
     408: "timeout_error",
     413: "request_too_large",
     429: "rate_limit_error",
-    501: "not_supported_error",
-    503: "unavailable_error",
     504: "timeout_error",
 }
+"""Types of errors by status, in OpenAI's and Anthropic's API."""
+_TYPES = ERROR_TYPES | {501: "not_supported_error", 503: "unavailable_error"}
 
 
 def error_body(error: SpecllamaError, _request_id: str = "") -> JsonObject:

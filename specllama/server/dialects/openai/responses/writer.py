@@ -40,7 +40,7 @@ from specllama.server.events import (
 
 COMPLETED, INCOMPLETE, IN_PROGRESS = "completed", "incomplete", "in_progress"
 OutputEntry = str | AccumulatedText | AccumulatedCall
-"""What an item is made of: reasoning, a text or a call."""
+"""The content of an item: reasoning, a text or a call."""
 
 
 class OutputItems:
