@@ -55,17 +55,13 @@ def _parsed(pattern: str) -> tuple[tuple[str, ...], str, str]:
     text = pattern.strip().lower()
     match = _PATTERN.fullmatch(text if text.endswith("://") else text.rstrip("/"))
     scheme, host, port = match.groups() if match else (None, None, None)
-    if not match or (host is None and (scheme is None or port is not None)) or not _is_port(port):
+    valid = port in (None, "*") or 0 < int(port) < 2**16
+    if not match or (host is None and (scheme is None or port is not None)) or not valid:
         raise UsageError(f"{pattern[:200]!r} is no origin", _FORM, option="allowed_origin")
     if host is None and scheme in _PORTS:
         raise UsageError(f"{pattern[:200]!r} is no origin, it names no host", _FORM, option="allowed_origin")
     schemes = ("http", "https") if scheme is None else (scheme,)
     return schemes, _ascii(host or "*"), port or ("*" if host in (None, "*") else "")
-
-
-def _is_port(port: str | None) -> bool:
-    """Whether it is a valid port; None and "*" match any."""
-    return port in (None, "*") or 0 < int(port) < 2**16
 
 
 def _fits(pattern: tuple[tuple[str, ...], str, str], scheme: str, host: str, port: str) -> bool:

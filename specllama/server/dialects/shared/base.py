@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -190,25 +190,21 @@ class ApiRequest:
     async def body(
         self, model: type[Model], prepared: Callable[[JsonObject], JsonObject] = lambda data: data
     ) -> Model:
-        """The body, parsed and validated as this model; logs fields without effect. prepared: applied
-        before validation. Raises UsageError, which names the field.
+        """The body, parsed and validated as this model; logs fields without effect, each once. prepared:
+        applied before validation. Raises UsageError, which names the field.
         """
         bodies, seconds = self._shared.bodies, self.settings.client_seconds
         body = await bodies.read(self._http, lambda data: checked(model, prepared(data)), seconds)
-        self._note(body.ignored_fields)
+        noted = self._shared.noted
+        new = [name for name in body.ignored_fields if name not in noted]
+        if new and len(noted) < _MAX_NOTED:
+            noted.update(new)
+            self.say(f"no effect here: {json.dumps(new)[1:-1]}")
         for read in (getattr(body, "turns", None), getattr(body, "request_tools", None)):
             if isinstance(read, (ReadConversation, RequestTools)) and read.note:
                 self.say(read.note)
         await self.models.look_up(getattr(body, "model", None) or None)
         return body
-
-    def _note(self, ignored: Sequence[str]) -> None:
-        """Log fields without effect, each once."""
-        noted = self._shared.noted
-        new = [name for name in ignored if name not in noted]
-        if new and len(noted) < _MAX_NOTED:
-            noted.update(new)
-            self.say(f"no effect here: {json.dumps(new)[1:-1]}")
 
     def check_model(self, name: str | None, exact: bool = False) -> None:
         """Select the model named by the body's field `model`. None and "" select the one named by the query,
@@ -260,7 +256,7 @@ class ApiRequest:
     def log_prompt(self, prompt: Any) -> None:
         """Log a prompt if the settings ask for it."""
         if self.settings.log_prompts:
-            self.say(f"prompt {json.dumps(prompt)}")
+            self.say(f"prompt {json.dumps(prompt, default=vars)}")
 
     async def prompt_length(self, chat: protocol.ChatInput) -> int:
         """Number of tokens of the prompt of a chat. Raises the errors that generating would raise."""

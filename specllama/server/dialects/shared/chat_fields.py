@@ -103,7 +103,10 @@ class ThinkingFields(NestedFields):
             variables["enable_thinking"] = switch
         if verbosity := self.verbosity or (self.text and self.text.verbosity):
             variables["verbosity"] = verbosity
-        return {**variables, **self._given_variables()}
+        try:
+            return {**variables, **template_variables(self.chat_template_kwargs)}
+        except UsageError as error:
+            raise FieldError(error.message, "chat_template_kwargs") from None
 
     @property
     def _switch(self) -> bool | None:
@@ -117,12 +120,6 @@ class ThinkingFields(NestedFields):
         if self.thinking is not None:
             return self.thinking
         return self.reasoning.enabled if self.reasoning else None
-
-    def _given_variables(self) -> Mapping[str, Any]:
-        try:
-            return template_variables(self.chat_template_kwargs)
-        except UsageError as error:
-            raise FieldError(error.message, "chat_template_kwargs") from None
 
 
 # Calls of earlier answers in requests: the parts that they have in common in all APIs.

@@ -354,16 +354,13 @@ class CallArguments:
             cut_off = cut_off_arguments(arguments)
             if cut_off is None:
                 raise FieldError(error.message, field) from None
-            parsed = self._checked(cut_off, field)
+            try:
+                check_depth(cut_off, field)
+            except UsageError as deep:
+                raise FieldError(deep.message, field) from None
+            parsed = cut_off
         self._count(parsed, field)
         return parsed
-
-    def _checked(self, arguments: JsonObject, field: str) -> JsonObject:
-        try:
-            check_depth(arguments, field)
-        except UsageError as error:
-            raise FieldError(error.message, field) from None
-        return arguments
 
     def _count(self, arguments: JsonObject, field: str) -> None:
         todo: list[Any] = [arguments]

@@ -309,7 +309,7 @@ class LogprobFields(RequestBody):
 
     @property
     def n_logprobs(self) -> int | None:
-        """Number of the likeliest tokens that are sent, None to send no log probabilities. Raises FieldError."""
+        """Number of the likeliest tokens to send, None for no log probabilities. Raises FieldError."""
         most = self.top_logprobs or self.n_probs or 0
         if self.logprobs is True:
             return most

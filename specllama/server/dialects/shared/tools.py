@@ -57,13 +57,6 @@ class FunctionDefinition(Body):
         return schema
 
 
-def _runs_elsewhere(tool: Mapping[str, Any]) -> bool:
-    """Whether a definition is of no function: of a provider's tool, or of one that gets a text."""
-    if tool.get("type") == "custom":
-        return not any(isinstance(tool.get(name), Mapping) for name in _SCHEMAS)
-    return tool.get("type") not in (None, "function", "namespace")
-
-
 class NamespaceEntry(FunctionDefinition):
     """A tool: a function in the form of any API, nested in `function` or flat; or one that runs elsewhere, of
     which only the type is read.
@@ -75,9 +68,13 @@ class NamespaceEntry(FunctionDefinition):
     @model_validator(mode="before")
     @classmethod
     def _of_its_type(cls, data: Any) -> Any:
-        if not isinstance(data, Mapping) or not _runs_elsewhere(data):
-            return data
-        return {"type": data["type"]}
+        """Of a provider's tool, and of one that gets a text, only the type."""
+        kind = data.get("type") if isinstance(data, Mapping) else None
+        if kind == "custom":
+            elsewhere = not any(isinstance(data.get(name), Mapping) for name in _SCHEMAS)
+        else:
+            elsewhere = kind not in (None, "function", "namespace")
+        return {"type": kind} if elsewhere else data
 
     @property
     def is_function(self) -> bool:
