@@ -19,7 +19,6 @@ from specllama.config.defaults import DRAFT_MAX, DRAFT_MODEL, DRAFTERS, LAYERS, 
 from specllama.config.load_options import Layers, LoadOptions
 from specllama.core.sampling.params import SamplingParams, nth_seed
 from specllama.errors import UsageError
-from specllama.json_types import JsonObject
 
 
 class BaseLLM(ABC):
@@ -105,38 +104,20 @@ class BaseLLM(ABC):
         if not isinstance(speculate, bool):
             raise UsageError(f"speculate must be true or false, not {speculate!r}")
         settings = sampling(params, len(sources))
-        return [
-            self._request(
-                source, values, n_completions(n, values), speculate, variables or {}, request_id, tools
-            )
-            for source, values in zip(sources, settings, strict=True)
-        ]
-
-    def _request(
-        self,
-        source: PromptSource,
-        params: JsonObject,
-        n: int,
-        speculate: bool,
-        variables: Mapping[str, Any],
-        request_id: str | None,
-        tools: Tools | None,
-    ) -> PendingRequest:
-        seed = self._seed if params.get("seed") in (None, -1) else params["seed"]
-        if seed is None and n > 1:
-            seed = secrets.randbits(32)
-        prompt = source.prompt_input(variables, tools)
-        made = [
-            PendingCompletion(
-                i,
-                protocol.Generate(
-                    -1,
-                    prompt,
-                    params={**params, "n": 1, "seed": None if seed is None else nth_seed(seed, i)},
-                    speculate=speculate,
-                ),
-                self._engine.answer_reader,
-            )
-            for i in range(n)
-        ]
-        return PendingRequest(str(next(self._numbers)) if request_id is None else request_id, source, made)
+        made = []
+        for source, values in zip(sources, settings, strict=True):
+            seed = self._seed if values.get("seed") in (None, -1) else values["seed"]
+            count = n_completions(n, values)
+            if seed is None and count > 1:
+                seed = secrets.randbits(32)
+            prompt = source.prompt_input(variables or {}, tools)
+            seeds = [None if seed is None else nth_seed(seed, i) for i in range(count)]
+            asked = [
+                protocol.Generate(-1, prompt, params={**values, "n": 1, "seed": one}, speculate=speculate)
+                for one in seeds
+            ]
+            reader = self._engine.answer_reader
+            completions = [PendingCompletion(i, one, reader) for i, one in enumerate(asked)]
+            id_ = str(next(self._numbers)) if request_id is None else request_id
+            made.append(PendingRequest(id_, source, completions))
+        return made

@@ -9,7 +9,7 @@ import asyncio
 import secrets
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 
@@ -242,33 +242,29 @@ class RequestStream:
 PING_SECONDS = 15.0  # without events, after which a stream sends a ping
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Seconds. answer: for the whole answer, 0 for no limit. client: how long sent bytes may stay unread."""
-
-    answer: float
-    client: float
-
-
 class StreamingResponse(Response):
     """The answer made of the events of a RequestStream.
 
-    Errors before the first byte are raised; later ones become an event of the stream.
+    Errors before the first byte are raised; later ones become an event of the stream. seconds: limit of the
+    whole answer, 0 for none. client_seconds: how long sent bytes may stay unread.
     """
 
-    def __init__(self, job: RequestStream, writer: AnswerWriter, stream: bool, limits: Limits) -> None:
+    def __init__(
+        self, job: RequestStream, writer: AnswerWriter, stream: bool, seconds: float, client_seconds: float
+    ) -> None:
         super().__init__(media_type=writer.media_type if stream else "application/json")
-        self._job, self._writer, self._stream, self._limits = job, writer, stream, limits
+        self._job, self._writer, self._stream = job, writer, stream
+        self._seconds, self._client_seconds = seconds, client_seconds
 
     async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
         """Send the answer. Raises SpecllamaError as long as nothing was sent, ClientGoneError."""
         loop, limit = asyncio.get_running_loop(), None
-        if self._limits.answer:
-            limit = loop.call_later(self._limits.answer, self._job.expire)
+        if self._seconds:
+            limit = loop.call_later(self._seconds, self._job.expire)
         write = self._write_stream if self._stream else self._write_whole
 
         gone = asyncio.ensure_future(_disconnected(receive))
-        unread = IdleTimer(self._limits.client, gone.cancel)
+        unread = IdleTimer(self._client_seconds, gone.cancel)
 
         async def timed(message: Message) -> None:
             unread.begin()

@@ -85,9 +85,7 @@ def streamed(n: int, run_engine: EngineRun, reading: float = 0.0, limit: float =
 
     async def main() -> None:
         engine, job = started_job(n)
-        answer = response.StreamingResponse(
-            job, ChatWriter(AnswerOptions("m")), True, response.Limits(0, limit)
-        )
+        answer = response.StreamingResponse(job, ChatWriter(AnswerOptions("m")), True, 0, limit)
         running = asyncio.ensure_future(run_engine(engine))
         try:
             await answer({}, receive, send)
@@ -235,7 +233,7 @@ class TestRequestsThatWaitForTheirModel:
         async def main() -> None:
             job, engine = waiting_job(1), Engine()
             writer = ChatWriter(AnswerOptions("m"))
-            answer = response.StreamingResponse(job, writer, True, response.Limits(0, 5))
+            answer = response.StreamingResponse(job, writer, True, 0, 5)
             sending = asyncio.ensure_future(answer({}, receive, send))
             await asyncio.sleep(0.18)
             job.start(engine)  # type: ignore[arg-type]

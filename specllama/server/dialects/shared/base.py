@@ -29,7 +29,7 @@ from specllama.server.events import to_json
 from specllama.server.http.body import BodyReader
 from specllama.server.http.errors import ErrorBody, ForbiddenError
 from specllama.server.models import ModelPool
-from specllama.server.requests import Limits, StreamingResponse
+from specllama.server.requests import StreamingResponse
 from specllama.server.service import DiskScopes, Service
 from specllama.server.supervisor import Say, Supervisor
 
@@ -284,8 +284,8 @@ class ApiRequest:
         n_bytes = getattr(self._http.state, "body_bytes", 0)
         job = self.service.start(requests, *form, body.supersedes, n_bytes)
         self.keep_model(body.keep_alive)
-        limits = Limits(self.settings.seconds, self.settings.client_seconds)
-        return StreamingResponse(job, made, body.stream, limits)
+        seconds = self.settings.seconds, self.settings.client_seconds
+        return StreamingResponse(job, made, body.stream, *seconds)
 
     def _requests(self, body: GenerationFields) -> list[protocol.Generate]:
         """The engine's requests, with the fields that do not depend on the API. Raises FieldError."""
