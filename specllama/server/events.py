@@ -206,12 +206,14 @@ class AccumulatedCall:
 
 @dataclass(slots=True)
 class AccumulatedChoice:
-    """One choice up to the latest event. items: texts and calls in the order of generation. end: None until
-    it has ended. ids: all its tokens, see TextEvent. total, prefill: the latest ones.
+    """One choice up to the latest event. items: texts and calls in the order of generation. n_before: of
+    them, before the reasoning. end: None until it has ended. ids: all its tokens, see TextEvent. total,
+    prefill: the latest ones.
     """
 
     start: Start
     reasoning: str = ""
+    n_before: int = 0
     items: list[AccumulatedText | AccumulatedCall] = field(default_factory=list)
     ids: list[int] = field(default_factory=list)
     total: RunTotals = NO_TOTALS
@@ -250,6 +252,7 @@ class AccumulatedChoice:
             else:
                 self.items.append(AccumulatedText(event.text, [*event.logprobs]))
         elif isinstance(event, Reasoning):
+            self.n_before = self.n_before if self.reasoning else len(self.items)
             self.reasoning += event.text
         elif isinstance(event, CallOpen):
             self.items.append(AccumulatedCall(event.id, event.name))

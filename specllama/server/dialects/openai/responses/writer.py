@@ -85,9 +85,12 @@ class OutputItems:
 
 
 def entries_of(choice: AccumulatedChoice) -> list[OutputEntry]:
-    """The contents of the items, in order. An answer that ends without any has an empty text."""
-    entries: list[OutputEntry] = [choice.reasoning] if choice.reasoning else []
-    entries += choice.items
+    """The contents of the items, in order; all reasoning is one, at the end where other items come before it.
+    An answer that ends without any has an empty text.
+    """
+    entries: list[OutputEntry] = [*choice.items]
+    if choice.reasoning:
+        entries.insert(len(entries) if choice.n_before else 0, choice.reasoning)
     return entries if entries or choice.end is None else [AccumulatedText("")]
 
 
@@ -175,6 +178,8 @@ class ResponsesWriter(AnswerWriter):
         if isinstance(event, TextEvent):
             return [*self._opened("message"), self._delta("output_text", event, described(event.logprobs))]
         if isinstance(event, Reasoning):
+            if self._index >= 0 and self._open != "reasoning":
+                return []  # the last event has it
             return [*self._opened("reasoning"), self._delta("reasoning_text", event)]
         if isinstance(event, CallArgs):
             return [self._delta("function_call_arguments", event)]

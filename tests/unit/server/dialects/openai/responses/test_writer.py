@@ -229,6 +229,19 @@ class TestItems:
         assert Response.model_validate(whole(writer(), one)).output_text == ""
         assert whole(writer(), one)["output"][0]["content"][0]["text"] == ""
 
+    @pytest.mark.parametrize("first", [[], [Reasoning(0, "so ")]])
+    def test_reasoning_between_texts_is_in_the_last_event(self, first: list[Event]) -> None:
+        given = script(*first, TextEvent(0, "a"), Reasoning(0, "well"), TextEvent(0, "b"), end())
+        stream_events = streamed(writer(), given)
+        shown = [
+            (item["type"], item["content"][0]["text"]) for item in stream_events[-1]["response"]["output"]
+        ]
+        thought = [("reasoning", "so well" if first else "well")]
+        text = [("message", "ab")]
+        assert shown == (thought + text if first else text + thought)
+        deltas = [event["delta"] for event in stream_events if event["type"] == "response.output_text.delta"]
+        assert deltas == ["a", "b"]
+
     def test_calls_name_their_namespace(self) -> None:
         one = writer(names={"mcp__files__read": ("mcp__files", "read")})
         stream_events = streamed(one, script(*call("{}", name="mcp__files__read"), end()))
