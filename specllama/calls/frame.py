@@ -36,15 +36,12 @@ class ArgumentStyle(Protocol):
 
     def items(self, lark: Lark, schema: Mapping[str, Any], /) -> str:
         """Items of a grammar that match them."""
-        ...
 
     def read(self, reader: FrameReader, tool: Tool, /) -> Steps[bool]:
         """Passes them on as JSON. Returns whether they are complete and an object."""
-        ...
 
     def write(self, arguments: Mapping[str, Any], special: Collection[str] = (), /) -> str:
         """As the grammar has them, with SHOWN before the style's own tokens that are in `special`."""
-        ...
 
 
 class JsonArguments:

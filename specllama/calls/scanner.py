@@ -68,11 +68,9 @@ class CallReader(Protocol):
 
     def push(self, text: str, runs: Runs) -> list[Piece]:
         """Add text; returns the pieces that are certain by now. runs: (characters, source) of `text`."""
-        ...
 
     def finish(self) -> list[Piece]:
         """The pieces held back until the end. A call that was cut off has no ClosePiece."""
-        ...
 
 
 @dataclass(slots=True)

@@ -244,60 +244,33 @@ def _add(counts: list[int], at: int, n: int) -> None:
     counts[at] += n
 
 
-@dataclass(slots=True)
-class ModelOffers:
-    """Candidate drafts of a draft model or head. used: rounds that used it. drafted: those in which it
-    proposed a token. right: those in which its first token was right.
-    """
-
-    used: int = 0
-    drafted: int = 0
-    right: int = 0
+FREE = ""  # in place of the name of a draft model or head
 
 
 @dataclass(slots=True)
 class OfferStats:
-    """Candidate drafts of a request, verified or not. rounds: of the planner. free_drafted: rounds with a
-    model-free candidate that is not forced; free_right: those whose first token was right. models: those of
-    draft models and heads, by name.
+    """Candidate drafts of a request, verified or not, by name of the draft model or head; model-free ones, in
+    which the first token is not forced, under FREE. rounds: of the planner. used: rounds that used it.
+    drafted: those in which it proposed a token. right: those in which its first token was right.
     """
 
     rounds: int = 0
-    free_drafted: int = 0
-    free_right: int = 0
-    models: dict[str, ModelOffers] = field(default_factory=dict)
+    used: Counter[str] = field(default_factory=Counter)
+    drafted: Counter[str] = field(default_factory=Counter)
+    right: Counter[str] = field(default_factory=Counter)
 
     def count(
-        self,
-        free: CandidateDraft,
-        modelled: CandidateDraft | None,
-        tokens: Sequence[int],
-        name: str,
+        self, free: CandidateDraft, modelled: CandidateDraft | None, tokens: Sequence[int], name: str
     ) -> None:
         """Count a round. free: the model-free candidate. modelled: that of the draft model or head of this
         name, None where none was used. tokens: those committed.
         """
-        first = list(tokens[:1])
         self.rounds += 1
-        if free.tokens and not free.forced:
-            self.free_drafted += 1
-            self.free_right += free.tokens[:1] == first
+        self._add(FREE, [] if free.forced else free.tokens, tokens)
         if modelled is not None:
-            offers = self.models.setdefault(name, ModelOffers())
-            offers.used += 1
-            offers.drafted += bool(modelled.tokens)
-            offers.right += bool(first) and modelled.tokens[:1] == first
+            self.used[name] += 1
+            self._add(name, modelled.tokens, tokens)
 
-    def offers_of(self, name: str) -> ModelOffers:
-        """Those of the draft model or head of this name; all 0 for an unknown one."""
-        return self.models.get(name, ModelOffers())
-
-    @property
-    def model_used(self) -> int:
-        """Rounds that used a draft model or head."""
-        return sum(offers.used for offers in self.models.values())
-
-    @property
-    def model_drafted(self) -> int:
-        """Those in which it proposed a token."""
-        return sum(offers.drafted for offers in self.models.values())
+    def _add(self, name: str, drafted: Sequence[int], tokens: Sequence[int]) -> None:
+        self.drafted[name] += bool(drafted)
+        self.right[name] += bool(drafted and tokens) and drafted[0] == tokens[0]

@@ -28,7 +28,6 @@ class GGUFSource(Protocol):
 
     def read(self, offset: int, n: int) -> bytes:
         """At most `n` bytes from `offset`; empty only at the end of the source, or if it has changed."""
-        ...
 
 
 class FileSource:

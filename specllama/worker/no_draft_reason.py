@@ -11,7 +11,7 @@ from specllama.core.policy.fixed import Fixed
 from specllama.core.policy.planner import Planner
 from specllama.core.replay.break_even import break_evens, easiest
 from specllama.core.sequence import Generation
-from specllama.core.stats import OfferStats
+from specllama.core.stats import FREE, OfferStats
 from specllama.drafters import REGISTRY
 from specllama.errors import option
 
@@ -56,16 +56,16 @@ def _why(policy: Policy, g: Generation) -> DraftingVerdict:
     """Why a policy that has drafters drafted almost nothing for a long answer."""
     stats = policy.offer_stats(g.seq_id) if isinstance(policy, Planner) else OfferStats()
     models = [d.name for d in policy.drafters if d.runs_model]
-    name = max(models, key=lambda name: stats.offers_of(name).used, default="")
+    name = max(models, key=lambda name: stats.used[name], default="")
     model = REGISTRY[name].noun if name else ""
-    copies = stats.free_drafted > _FEW * stats.rounds
+    copies, drafted = stats.drafted[FREE] > _FEW * stats.rounds, any(stats.drafted[name] for name in models)
     if not model and not copies:
         return DraftingVerdict("there is no draft model, and the text hardly repeats anything")
-    if not stats.model_drafted and (crowded := _without_room(policy, len(g.history))):
+    if not drafted and (crowded := _without_room(policy, len(g.history))):
         return DraftingVerdict(crowded)
     if not isinstance(policy, Planner):
         return DraftingVerdict(_left_out(policy, g) or "the drafters had nothing to propose")
-    if model and stats.model_used and not stats.model_drafted:
+    if model and stats.used[name] and not drafted:
         return DraftingVerdict(f"the {model} had nothing to propose")
     return DraftingVerdict(_costs(policy, stats, name, model), by_costs=True)
 
@@ -111,9 +111,8 @@ def _costs(planner: Planner, stats: OfferStats, name: str, model: str) -> str:
     if need.acceptance >= 1:
         return f"drafts cannot pay{f' with this {model}' if model else ''}; {costs}"
     least, whose = _percent(need.acceptance), f"the tokens of the {model}" if model else "copied tokens"
-    offers = stats.offers_of(name)
-    n, right = (offers.drafted, offers.right) if model else (stats.free_drafted, stats.free_right)
-    seen = right / n if n >= _MIN_TOKENS else None
+    n = stats.drafted[name or FREE]
+    seen = stats.right[name or FREE] / n if n >= _MIN_TOKENS else None
     if seen is None:
         names = [name] if name else [d.name for d in planner.drafters if not (d.runs_model or d.forces)]
         tables = [learnt[name] for name in names if learnt[name].n_seen >= _MIN_TOKENS]

@@ -26,6 +26,7 @@ from specllama.core.policy.cost_curve import CostCurve
 from specllama.core.policy.planner import Planner
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.sampling.sampler import KeyedSampler
+from specllama.core.stats import FREE
 from specllama.drafters.model import ModelDrafter
 from specllama.testing import ScriptedDrafter, TableContext
 from tests.support.examples import examples
@@ -443,19 +444,18 @@ def test_candidates_are_counted_whether_used_or_not():
     machine = Machine(costly_rows, names=("copy",), right=lambda: rng.random() < 0.5)
     machine.run(200)
     stats = machine.policy.offer_stats(0)
-    assert stats.free_drafted == 200
-    assert 70 < stats.free_right < 130
-    assert (stats.model_used, stats.model_drafted) == (0, 0)
+    assert stats.drafted == {FREE: 200}
+    assert 70 < stats.right[FREE] < 130
+    assert not stats.used
     machine.policy.forget(0)
     assert machine.policy.offer_stats(0) == stats
     machine.policy.start(0, [1], GREEDY)
-    assert machine.policy.offer_stats(0).free_drafted == 0
+    assert machine.policy.offer_stats(0).drafted[FREE] == 0
     machine = Machine(cheap_rows, 0.0005)
     machine.run(50)
     stats = machine.policy.offer_stats(0)
-    right = sum(offers.right for offers in stats.models.values())
-    assert 40 < stats.model_used == stats.model_drafted == right
-    assert stats.free_drafted == 0
+    assert 40 < stats.used["model"] == stats.drafted["model"] == stats.right["model"]
+    assert stats.drafted[FREE] == 0
 
 
 @pytest.mark.parametrize(
