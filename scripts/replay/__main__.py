@@ -54,7 +54,7 @@ from specllama.core.policy.base import CHAINS, Draft, Round, RoundLimits
 from specllama.core.policy.config import DEFAULT, PolicyConfig
 from specllama.core.policy.cost_curve import CostCurve
 from specllama.core.policy.planner import Planner
-from specllama.core.replay.recording import record, record_head, record_steps, write_text
+from specllama.core.replay.forecast import record, record_head, record_steps, write_text
 from specllama.core.replay.simulator import GREEDY, Replay, Seconds, Trace, TraceDrafter, TraceHead, curve
 from specllama.core.sampling.params import SamplingParams
 from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET

@@ -32,8 +32,7 @@ from specllama.core.interfaces import (
 from specllama.core.sequence import common_prefix
 from specllama.core.translation import KeptTokens
 from specllama.drafters import DrafterInputs
-from specllama.drafters.block import BlockDrafter
-from specllama.drafters.feature_drafter import FeatureDrafter, HeadState
+from specllama.drafters.feature_drafter import BlockDrafter, FeatureDrafter, HeadState
 
 N_BEHIND = 64  # rows of a text that a deeper head evaluates at most before it drafts
 

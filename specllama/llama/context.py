@@ -29,9 +29,8 @@ from specllama.llama.batches import (
     further_rows,
 )
 from specllama.llama.cell_order import order_cells
-from specllama.llama.context_params import context_params
 from specllama.llama.library import llama, log
-from specllama.llama.model import LlamaModel
+from specllama.llama.model import LlamaModel, context_params
 
 # The sequences of a context that branches of drafts are decoded in.
 #

@@ -24,9 +24,8 @@ from specllama.core.interfaces import (
 from specllama.errors import ResourceError
 from specllama.llama.batches import FLOATS, DecodeLimits, EmbeddingBatch, get_logits
 from specllama.llama.context import LlamaContext
-from specllama.llama.context_params import context_params
 from specllama.llama.library import ggml, llama, log
-from specllama.llama.model import LlamaModel
+from specllama.llama.model import LlamaModel, context_params
 
 # Functions of llama-ext.h, with which hidden states of a context are read.
 #

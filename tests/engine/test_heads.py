@@ -27,8 +27,8 @@ from specllama.core.policy.planner import Planner
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.sampling.sampler import KeyedSampler
 from specllama.core.sequence import Generation, Request
-from specllama.drafters.block import BlockDrafter
 from specllama.drafters.copy import CopyDrafter
+from specllama.drafters.feature_drafter import BlockDrafter
 from specllama.drafters.head import HeadDrafter
 from specllama.llama.batches import LimitError
 from specllama.llama.context import LlamaContext

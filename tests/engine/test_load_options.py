@@ -14,7 +14,7 @@ import pytest
 from specllama.config.load import ALL_LAYERS, LOAD_SETTINGS, MODEL_SETTINGS, LoadSettings, ModelSettings
 from specllama.gguf.header import Header
 from specllama.gguf.parse import TensorInfo
-from specllama.llama.context_params import ModelParams, context_params
+from specllama.llama.model import ModelParams, context_params
 from specllama.models.memory.cost import keeps_all_cells
 from specllama.models.memory.plan import (
     DeviceMemory,

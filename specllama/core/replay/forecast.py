@@ -1,4 +1,5 @@
-"""The speedup predicted for drafting: the planner replays recorded texts at measured costs.
+"""Recording a trace, and the speedup predicted for drafting: the planner replays recorded texts at measured
+costs.
 
 The planner is the real one, the machine is simulated: the same texts and costs give the same figures. The
 costs of a round other than its decode and the draft model are ignored, so speedups of targets that decode in
@@ -7,16 +8,170 @@ a few milliseconds are overestimated.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from math import exp, log
 from typing import Any
 
-from specllama.core.interfaces import Drafter
+import numpy as np
+
+from specllama.core.interfaces import BatchRow, Context, Drafter, Proposal
 from specllama.core.policy.cost_curve import CostCurve
 from specllama.core.policy.planner import Planner
 from specllama.core.policy.posterior import StepCosts
-from specllama.core.replay.simulator import MakeDraft, Replay, Trace, TraceDrafter
+from specllama.core.replay.simulator import GREEDY, WRONG, MakeDraft, Replay, Trace, TraceDrafter
+from specllama.core.sampling.params import SamplingParams
+from specllama.core.sampling.proposal import propose
+from specllama.core.sampling.sampler import KeyedSampler
+
+# Recording a trace: the target's text, and the choice of a draft model or a head at each of its positions.
+#
+# Target and draft sample by the same rule with the same seed (sampling/sampler.py). The draft is
+# teacher-forced: it reads the target's text, not its own choices.
+
+
+def write_text(
+    target: Context,
+    prompt: Sequence[int],
+    n_max: int,
+    end_ids: Collection[int],
+    params: SamplingParams = GREEDY,
+    seed: int = 0,
+) -> list[int]:
+    """The ids that the target writes after the prompt, at most `n_max`, an end id included."""
+    target.truncate(0, 0)
+    ids, sampler = list(prompt), KeyedSampler(params, seed, target.n_vocab)
+    row = _evaluate(target, ids, 0)
+    n_max = min(n_max, target.n_ctx - len(prompt))
+    while len(ids) < len(prompt) + n_max:
+        ids.append(sampler.choose(row, ids).token)
+        if ids[-1] in end_ids or len(ids) >= target.n_ctx:
+            break
+        row = target.decode([BatchRow(ids[-1], len(ids) - 1, 0, True)])[0].copy()
+    return ids[len(prompt) :]
+
+
+def record(
+    prompt: Sequence[int],
+    text: Sequence[int],
+    draft: Context,
+    params: SamplingParams = GREEDY,
+    seed: int = 0,
+) -> Trace:
+    """The trace of `text`: the draft model's choices, first and second, and their full-softmax probabilities
+    at every position; WRONG with probability 0 after an id that is not in its vocabulary and where its
+    context is full. params, seed: those with which the text was written.
+    """
+    draft.truncate(0, 0)
+    sampler = KeyedSampler(params, seed, draft.n_vocab)
+    ids, choices = [*prompt, *text], _Choices()
+    known = next((i for i, token in enumerate(ids) if token >= draft.n_vocab), len(ids))
+    at, end = len(prompt) - 1, min(known, draft.n_ctx, len(ids) - 1)
+    if at < end:
+        _evaluate(draft, ids[:at], 0, last=False)
+    while at < end:
+        chunk = ids[at : min(at + draft.n_outputs_max, end)]
+        rows = draft.decode([BatchRow(token, at + i, 0, True) for i, token in enumerate(chunk)])
+        for row in rows:
+            at += 1
+            choices.add(propose(sampler, row, ids[:at], alternatives=True))
+    while len(choices.first) < len(text):
+        choices.add(None)
+    return choices.trace(prompt, text)
+
+
+def record_head(
+    prompt: Sequence[int],
+    text: Sequence[int],
+    target: Context,
+    head: Drafter,
+    params: SamplingParams = GREEDY,
+    seed: int = 0,
+    n_ahead: int = 1,
+) -> Trace:
+    """The trace of `text` as in `record`, for a drafter that reads the target's features. The target is
+    evaluated again for these, `n_ahead` tokens of the text at a time: 1 for a head that reads its cache.
+
+    Every choice is that of a draft's first token, made from the target's own hidden states; further tokens of
+    a draft are right less often than the trace says. Raises DecodeError, NoRoomError.
+    """
+    target.truncate(0, 0)
+    ids = [*prompt, *text]
+    choices = _Choices(head)
+    at = len(prompt) - 1  # tokens in the target's cache
+    if at:
+        _evaluate(target, ids[:at], 0)
+    head.start(0, prompt, KeyedSampler(params, seed, target.n_vocab))
+    for i, token in enumerate(text):
+        if at < len(prompt) + i - 1:
+            chunk = ids[at : min(at + n_ahead, len(ids) - 2)]
+            _evaluate(target, chunk, at)
+            at += len(chunk)
+        choices.step(head, token)
+    head.forget(0)
+    return choices.trace(prompt, text)
+
+
+def record_steps(
+    prompt: Sequence[int],
+    text: Sequence[int],
+    drafter: Drafter,
+    n_vocab: int,
+    params: SamplingParams = GREEDY,
+    seed: int = 0,
+) -> Trace:
+    """The trace of `text` as in `record`, by steps of a drafter: for a draft that has other tokens than the
+    text. n_vocab: of the target.
+    """
+    choices = _Choices(drafter)
+    drafter.start(0, prompt, KeyedSampler(params, seed, n_vocab))
+    for token in text:
+        choices.step(drafter, token)
+    drafter.forget(0)
+    return choices.trace(prompt, text)
+
+
+class _Choices:
+    """The choices of a draft so far, first and second. drafter: is asked for second ones, where it can."""
+
+    def __init__(self, drafter: Drafter | None = None) -> None:
+        self.first: list[tuple[int, float]] = []
+        self._second: list[tuple[int, float]] = []
+        if drafter is not None:
+            drafter.with_alternatives = True
+
+    def add(self, proposal: Proposal | None) -> None:
+        """Add what was proposed, None for nothing."""
+        other = proposal.other if proposal is not None else None
+        self.first.append((proposal.token, round(proposal.confidence, 4)) if proposal else (WRONG, 0.0))
+        self._second.append((other.tokens[0], round(other.confidence, 4)) if other else (WRONG, 0.0))
+
+    def step(self, drafter: Drafter, token: int) -> None:
+        """Add the first token that a drafter proposes; `token` is the one of the text."""
+        self.add(drafter.step({0: []}).get(0))
+        drafter.committed(0, [token])
+
+    def trace(self, prompt: Sequence[int], text: Sequence[int]) -> Trace:
+        """The trace of a text, with second candidates where there are any."""
+        lists = [list(column) for one in (self.first, self._second) for column in zip(*one, strict=True)]
+        draft, conf, second, second_conf = lists or ([], [], [], [])
+        if all(token == WRONG for token in second):
+            second, second_conf = [], []
+        return Trace(list(prompt), list(text), draft, conf, second, second_conf)
+
+
+def _evaluate(context: Context, ids: Sequence[int], n_past: int, last: bool = True) -> np.ndarray:
+    rows = np.zeros((0, 0), np.float32)
+    for begin in range(0, len(ids), context.n_batch):
+        chunk = ids[begin : begin + context.n_batch]
+        end = begin + len(chunk) == len(ids)
+        rows = context.decode(
+            [
+                BatchRow(token, n_past + begin + i, 0, last and end and i == len(chunk) - 1)
+                for i, token in enumerate(chunk)
+            ]
+        )
+    return rows[-1].copy() if last else rows
 
 
 @dataclass(slots=True)

@@ -14,15 +14,13 @@ from specllama.core.interfaces import BatchRow, CachingDrafter, Drafter
 from specllama.core.policy.config import DEFAULT
 from specllama.core.policy.posterior import StepCosts
 from specllama.core.replay.break_even import break_evens
-from specllama.core.replay.forecast import Forecast
-from specllama.core.replay.recording import record, record_head, record_steps
+from specllama.core.replay.forecast import Forecast, record, record_head, record_steps
 from specllama.core.replay.simulator import WRONG, MakeDraft, Trace, TraceBlocks, TraceDrafter, TraceHead
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.sampling.sampler import KeyedSampler
 from specllama.drafters import DrafterInputs
-from specllama.drafters.block import BlockDrafter
 from specllama.drafters.copy import CopyDrafter
-from specllama.drafters.feature_drafter import KEPT_ROWS
+from specllama.drafters.feature_drafter import KEPT_ROWS, BlockDrafter
 from specllama.drafters.foreign import ForeignDrafter
 from specllama.drafters.foreign import make as make_model
 from specllama.drafters.head import HeadDrafter

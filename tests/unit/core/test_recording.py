@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from specllama.core.replay.recording import record, record_head, write_text
+from specllama.core.replay.forecast import record, record_head, write_text
 from specllama.core.replay.simulator import WRONG
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.sampling.sampler import KeyedSampler

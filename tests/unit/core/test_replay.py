@@ -13,7 +13,7 @@ from specllama.core.policy.config import DEFAULT
 from specllama.core.policy.cost_curve import CostCurve
 from specllama.core.policy.fixed import Fixed
 from specllama.core.policy.planner import Planner
-from specllama.core.replay.recording import record, write_text
+from specllama.core.replay.forecast import record, write_text
 from specllama.core.replay.simulator import CATCH_UP, Replay, Trace, curve, undisturbed
 from specllama.drafters.copy import CopyDrafter
 from specllama.drafters.history import HistoryDrafter

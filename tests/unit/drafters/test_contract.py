@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from specllama.core.interfaces import BatchRow, BlockRows, Drafter, Proposal
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.sampling.sampler import KeyedSampler
-from specllama.drafters.block import BlockDrafter
 from specllama.drafters.copy import CopyDrafter
+from specllama.drafters.feature_drafter import BlockDrafter
 from specllama.drafters.foreign import ForeignDrafter
 from specllama.drafters.grammar import GrammarDrafter
 from specllama.drafters.head import HeadDrafter

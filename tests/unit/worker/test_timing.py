@@ -10,7 +10,7 @@ from specllama.core.interfaces import BatchRow, BlockRows
 from specllama.core.policy.config import DEFAULT
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.sampling.sampler import KeyedSampler
-from specllama.drafters.block import BlockDrafter
+from specllama.drafters.feature_drafter import BlockDrafter
 from specllama.drafters.head import HeadDrafter
 from specllama.drafters.model import ModelDrafter
 from specllama.other_work import lower_quartile, median_ratio
