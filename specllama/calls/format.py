@@ -5,8 +5,9 @@ One definition gives the prompt's form, the grammar and the reader. Knows no API
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -19,10 +20,11 @@ from specllama.calls.history import (
     results_as_text,
     with_tools,
 )
-from specllama.calls.prompt import without_marks
 from specllama.calls.scanner import CallReader
 from specllama.calls.tools import Tools
 from specllama.json_types import JsonObject
+from specllama.text.detokenizer import SHOWN
+from specllama.text.prompt_parts import PromptPart
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +98,7 @@ class CallFormat(ABC):
         own: whether the model's template shows tools; otherwise they are described in a message. calls:
         whether it shows calls and results; otherwise they are written as text (None: as it shows tools).
         system: whether it accepts system messages. special: those of `tokens` that are control tokens of the
-        vocabulary; in text that is written here they have SHOWN before them, for `prompt.with_tokens`.
+        vocabulary; in text that is written here they have SHOWN before them, for `with_tokens`.
 
         messages: in the form of the OpenAI API, but the arguments of calls are objects.
         """
@@ -130,3 +132,49 @@ class CallFormat(ABC):
         """A reader for one answer. special: those of `tokens` that are control tokens of the vocabulary,
         which are found only with SHOWN before them; None: not known, the letters count too.
         """
+
+
+# Control tokens that a format puts into messages: as text with SHOWN before it, which no client can write.
+
+
+def without_marks(value: Any) -> Any:
+    """A copy of plain data without SHOWN."""
+    if isinstance(value, str):
+        return value.replace(SHOWN, "")
+    if isinstance(value, Mapping):
+        return {without_marks(k): without_marks(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [without_marks(v) for v in value]
+    return value
+
+
+def marked(text: str, tokens: Collection[str]) -> str:
+    """A text of the format with its tokens marked."""
+    if not tokens:
+        return text
+    longest = "|".join(re.escape(token) for token in sorted(tokens, key=len, reverse=True))
+    return re.sub(longest, lambda match: SHOWN + match.group(), text)
+
+
+def with_tokens(parts: Sequence[PromptPart], tokens: Collection[str]) -> list[PromptPart]:
+    """The parts of a rendered prompt, in which marked tokens are control tokens."""
+    if not any(SHOWN in part.text for part in parts):
+        return list(parts)
+    return list(_split(parts, tokens))
+
+
+def _split(parts: Sequence[PromptPart], tokens: Collection[str]) -> Iterator[PromptPart]:
+    longest = "|".join(re.escape(token) for token in sorted(tokens, key=len, reverse=True)) or "(?!)"
+    pattern = re.compile(f"{SHOWN}({longest})|{SHOWN}")
+    for part in parts:
+        done = 0
+        for match in pattern.finditer(part.text):
+            yield from _part(part.text[done : match.start()], part.parse_special)
+            yield from _part(match.group(1) or "", True)
+            done = match.end()
+        yield from _part(part.text[done:], part.parse_special)
+
+
+def _part(text: str, special: bool) -> Iterator[PromptPart]:
+    if text:
+        yield PromptPart(text, special)

@@ -9,11 +9,9 @@ from collections.abc import Sequence
 from specllama.calls import json_formats, literals, tagged
 from specllama.calls.format import CallFormat
 from specllama.calls.gpt_oss import GptOss
-from specllama.calls.hermes import Generic, Hermes
-from specllama.calls.llama3 import Llama3
 from specllama.errors import UsageError, option
 
-GENERIC: CallFormat = Generic()
+GENERIC: CallFormat = json_formats.Generic()
 """For templates of no known family, and those that know no tools."""
 _TOOLS = re.compile(r"\b(xml_)?tools\b|\+ functions\b")
 FORMATS: Sequence[CallFormat] = (
@@ -47,8 +45,8 @@ FORMATS: Sequence[CallFormat] = (
     literals.Olmo3(),
     literals.Lfm2(),
     literals.Pythonic(),
-    Llama3(),
-    Hermes(),
+    json_formats.Llama3(),
+    json_formats.Hermes(),
     GENERIC,
 )
 """In the order in which they are tried: special ones first."""

@@ -12,10 +12,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
-from specllama.calls.format import AnswerShape, CallFormat
+from specllama.calls.format import AnswerShape, CallFormat, marked
 from specllama.calls.history import Call
 from specllama.calls.lark import NEWLINE, Lark, escaped, literal
-from specllama.calls.prompt import marked
 from specllama.calls.scanner import StepReader, Steps
 from specllama.calls.schema import bodies, json_text
 from specllama.calls.tools import Tool, Tools

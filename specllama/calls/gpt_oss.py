@@ -13,10 +13,9 @@ import json
 import re
 from collections.abc import Collection, Sequence
 
-from specllama.calls.format import AnswerShape, CallFormat
+from specllama.calls.format import AnswerShape, CallFormat, marked
 from specllama.calls.history import Call, Message, Messages, one_call_each
 from specllama.calls.lark import MAX_PARTS, Lark
-from specllama.calls.prompt import marked
 from specllama.calls.scanner import StepReader, Steps
 from specllama.calls.schema import bodies, json_text
 from specllama.calls.tools import Tools

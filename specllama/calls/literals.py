@@ -10,9 +10,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from specllama.calls.format import marked
 from specllama.calls.frame import Frame, FramedFormat, FrameReader
 from specllama.calls.lark import Lark
-from specllama.calls.prompt import marked
 from specllama.calls.scanner import BLANKS, Scanner, Steps
 from specllama.calls.schema import Types, json_text, parameters, type_name
 from specllama.calls.tools import Tool

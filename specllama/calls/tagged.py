@@ -11,10 +11,10 @@ import json
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from specllama.calls.format import marked
 from specllama.calls.frame import Frame, FramedFormat, FrameReader
 from specllama.calls.history import Messages, text_of, with_arguments
 from specllama.calls.lark import NEWLINE, Lark, literal
-from specllama.calls.prompt import marked
 from specllama.calls.scanner import Steps
 from specllama.calls.schema import Types, embedded, json_text, of_type, parameters, type_name
 from specllama.calls.tools import Tool

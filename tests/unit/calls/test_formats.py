@@ -13,10 +13,9 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from specllama.calls.format import CallFormat
+from specllama.calls.format import CallFormat, marked
 from specllama.calls.formats import FORMATS, choose, named
 from specllama.calls.frame import NINE, FramedFormat
-from specllama.calls.prompt import marked
 from specllama.calls.scanner import ArgumentsPiece, OpenPiece, TextPiece, ThoughtPiece
 from specllama.calls.tools import Tool, Tools
 from specllama.errors import UsageError

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from specllama.calls.abilities import Abilities
+from specllama.calls.format import marked, with_tokens, without_marks
 from specllama.calls.formats import choose, named
 from specllama.calls.history import nine_characters
-from specllama.calls.prompt import marked, with_tokens, without_marks
 from specllama.calls.tools import Tools
 from specllama.text.chat_template import ChatTemplate
 from specllama.text.detokenizer import SHOWN
