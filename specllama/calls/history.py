@@ -13,7 +13,7 @@ from specllama.calls.tools import Choice, Tool, Tools
 from specllama.errors import SpecllamaError, UsageError
 from specllama.json_types import JsonObject
 from specllama.text.json_schema import fault, without_nulls
-from specllama.text.reasoning import OPENING, ReasoningSplitter
+from specllama.text.reasoning import OPENING, thought_apart
 
 Message = JsonObject
 """A turn in the form of the OpenAI API: `role`, `content`, `reasoning_content`, `tool_calls` with arguments
@@ -107,12 +107,8 @@ def reasoning_apart(messages: Sequence[Mapping[str, Any]]) -> Messages:
     for message in messages:
         text = message.get("content")
         if message.get("role") == "assistant" and isinstance(text, str) and text.startswith(OPENING):
-            splitter = ReasoningSplitter()
-            pieces = splitter.push(text, ()) + splitter.finish()
-            thought, answer = (
-                "".join(piece.text for piece in pieces if piece.reasoning is kind) for kind in (True, False)
-            )
-            message = {"reasoning_content": thought, **message, "content": answer}
+            thought, answer = thought_apart(text) or ("", text)
+            message = {"reasoning_content": thought.rstrip(), **message, "content": answer}
         rewritten.append(dict(message))
     return rewritten
 

@@ -217,9 +217,9 @@ class _Literals:
         if opening is None:
             return (yield from self._word())
         if opening in ("[", "("):
-            return (yield from self._items("]" if opening == "[" else ")", depth))
+            return (yield from self._several("[]", "]" if opening == "[" else ")", depth))
         if opening == "{":
-            return (yield from self._pairs(depth))
+            return (yield from self._several("{}", "}", depth))
         return (yield from self._string(opening))
 
     def _string(self, quote: str) -> Steps[bool]:
@@ -253,38 +253,31 @@ class _Literals:
             escape = scan.text[: n or len(scan.text)]
             scan.arguments(_inside(_unescaped(escape)), len(escape))
 
-    def _items(self, end: str, depth: int) -> Steps[bool]:
+    def _several(self, brackets: str, end: str, depth: int) -> Steps[bool]:
+        """The items of a list or, where the brackets are those of an object, its pairs."""
         scan, n = self._scan, 0
-        scan.arguments("[", scan.at)
+        scan.arguments(brackets[0], scan.at)
         while not (yield from self._ends(end)):
             scan.arguments(", " if n else "", scan.at)
+            if brackets == "{}" and not (yield from self._key()):
+                return False
             if not (yield from self.value(depth + 1)):
                 return False
             n += 1
-        scan.arguments("]", scan.at)
+        scan.arguments(brackets[1], scan.at)
         return True
 
-    def _pairs(self, depth: int) -> Steps[bool]:
-        scan, n = self._scan, 0
-        scan.arguments("{", scan.at)
-        while not (yield from self._ends("}")):
-            scan.arguments(", " if n else "", scan.at)
-            opening = yield from scan.match([q for q in (self._quote, '"', "'") if q])
-            if opening is not None:
-                if not (yield from self._string(opening)):
-                    return False
-                if (yield from scan.match((":",))) is None:
-                    return False
-                scan.arguments(": ", scan.at)
-            else:
-                key = yield from scan.before(":", _MAX_KEY)
-                if key is None:
-                    return False
+    def _key(self) -> Steps[bool]:
+        scan = self._scan
+        opening = yield from scan.match([q for q in (self._quote, '"', "'") if q])
+        if opening is None:
+            key = yield from scan.before(":", _MAX_KEY)
+            if key is not None:
                 scan.arguments(json.dumps(key.strip(), ensure_ascii=False) + ": ", scan.at)
-            if not (yield from self.value(depth + 1)):
-                return False
-            n += 1
-        scan.arguments("}", scan.at)
+            return key is not None
+        if not (yield from self._string(opening)) or (yield from scan.match((":",))) is None:
+            return False
+        scan.arguments(": ", scan.at)
         return True
 
     def _ends(self, end: str) -> Steps[bool]:

@@ -7,6 +7,7 @@ pieces found so far.
 from __future__ import annotations
 
 import json
+import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Generator, Sequence
@@ -198,15 +199,18 @@ class Scanner:
                 return word
             yield
 
-    def before(self, marker: str, longest: int) -> Steps[str | None]:
+    def before(self, marker: str, longest: float = math.inf) -> Steps[str | None]:
         """The text before a marker, which is passed too; None if it does not come within `longest`."""
+        start = self.at
         while True:
-            end = self._buffer.text.find(marker, self.at)
+            text = self._buffer.text
+            end = text.find(marker, start)
             if end >= 0:
-                passed, self.at = self._buffer.text[self.at : end], end + len(marker)
+                passed, self.at = text[self.at : end], end + len(marker)
                 return passed.replace(SHOWN, "")
-            if self.last or len(self._buffer.text) - self.at > longest + len(marker):
+            if self.last or len(text) - self.at > longest + len(marker):
                 return None
+            start = max(self.at, len(text) - len(marker) + 1)
             yield
 
     def next_is(self, character: str) -> Steps[bool]:
@@ -313,19 +317,6 @@ class Scanner:
             if matches or self.last:
                 self.take(-n)
                 return bool(matches)
-            yield
-
-    def value(self, marker: str) -> Steps[str | None]:
-        """The text before a marker, which is passed too, however long; None if the answer ends before."""
-        start = self.at
-        while True:
-            end = self._buffer.text.find(marker, start)
-            if end >= 0:
-                value, self.at = self._buffer.text[self.at : end], end + len(marker)
-                return value.replace(SHOWN, "")
-            if self.last:
-                return None
-            start = max(self.at, len(self._buffer.text) - len(marker) + 1)
             yield
 
     def taken(self) -> list[Piece]:

@@ -108,7 +108,7 @@ class TaggedArguments:
                 scan.arguments('"', 0)
                 continue
             scan.arguments(head, scan.at)
-            value = yield from scan.value(end)
+            value = yield from scan.before(end)
             if value is None:
                 return False
             value = value[: -1 if len(ends) > 1 and value.endswith("\n") else None]

@@ -72,7 +72,7 @@ class TokenWriter:
         """Add a token. Returns True if it ends the text: it completes a stop string, which is left out with
         all text after it, or is a stop token, or a line is indented too little.
 
-        source: the token's source, for `take_runs`: "target" or a drafter's name.
+        source: the token's source, for `take`: "target" or a drafter's name.
         """
         if token in self._stop_ids:
             return True
@@ -146,12 +146,8 @@ class TokenWriter:
                 self._indented = 0 if character == "\n" else None
         return len(text)
 
-    def take(self) -> str:
-        """The text since the last call, without the text that is held back."""
-        return self.take_runs()[0]
-
-    def take_runs(self) -> tuple[str, list[tuple[int, str]]]:
-        """As `take`, with the runs of the text."""
+    def take(self) -> tuple[str, list[tuple[int, str]]]:
+        """The text since the last call and its runs, without the text that is held back."""
         text, self._ready = self._ready, ""
         return text, self._runs(len(text))
 
@@ -170,15 +166,11 @@ class TokenWriter:
                 runs.append((size, source))
         return runs
 
-    def finish(self) -> str:
-        """The text held back until the end of the generation, without an incomplete character."""
-        return self.finish_runs()[0]
-
-    def finish_runs(self) -> tuple[str, list[tuple[int, str]]]:
-        """As `finish`, with the runs of the text."""
+    def finish(self) -> tuple[str, list[tuple[int, str]]]:
+        """As `take`, with the text held back until the end of the generation, but no incomplete character."""
         self._ready += self._held
         self._held = ""
-        return self.take_runs()
+        return self.take()
 
     def _open_stop(self, text: str) -> int:
         """Length of the longest suffix of `text` that is the start of a stop string."""

@@ -6,10 +6,12 @@ complex during generation.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 import numpy as np
@@ -89,14 +91,13 @@ def with_large_stack(work: Callable[[], _Result]) -> _Result:
     """The result of `work`, run in a thread of its own whose stack is freed with it. Raises what it raises,
     ResourceError without memory for the stack.
     """
-    results: list[_Result] = []
-    problems: list[BaseException] = []
+    done = Future[_Result]()
 
     def run() -> None:
         try:
-            results.append(work())
+            done.set_result(work())
         except BaseException as error:  # noqa: BLE001 - raised in the calling thread
-            problems.append(error)
+            done.set_exception(error)
 
     thread = threading.Thread(target=run, name="specllama-stack", daemon=True)
     with _START:
@@ -111,9 +112,7 @@ def with_large_stack(work: Callable[[], _Result]) -> _Result:
         finally:
             threading.stack_size(before)
     thread.join()
-    if problems:
-        raise problems[0]
-    return results[0]
+    return done.result()
 
 
 MAX_BYTES = 64 * 1024  # of the text of a schema or grammar
@@ -155,32 +154,18 @@ class Grammars:
 
         Raises UsageError if it cannot be used.
         """
-        try:
-            return self._mask(json_schema, grammar, tools, scope)
-        except BaseException as error:
-            if type(error).__name__ != "PanicException":  # of Rust: no Exception, and without another name
-                raise
-            what = _SCHEMA if json_schema is not None else _GRAMMAR if tools is None else _TOOLS
-            raise _refused(what, "llguidance fails on it") from None
-
-    def _mask(
-        self, json_schema: str | None, grammar: str | None, tools: str | None, scope: str
-    ) -> GrammarMask | None:
-        if tools is not None:
-            if json_schema is not None:
-                self._mask(json_schema, None, None, scope)  # an error of the schema names the schema
-            what, text = _TOOLS, tools
-        elif json_schema is not None:
-            what, text = _SCHEMA, json_schema
-        elif grammar is not None:
-            what, text = _GRAMMAR, grammar
-        else:
+        if tools is not None and json_schema is not None:
+            self.mask(json_schema=json_schema, scope=scope)  # an error of the schema names the schema
+        given = ((_TOOLS, tools), (_SCHEMA, json_schema), (_GRAMMAR, grammar))
+        what, text = next(((what, text) for what, text in given if text is not None), ("", ""))
+        if not what:
             return None
         key = scope, what, text
         with self._lock:
             matcher = self._compiled.get(key)
         if matcher is None:
-            matcher = with_large_stack(lambda: self._compile(what, text))
+            with _panics_as_refusals(what):
+                matcher = with_large_stack(lambda: self._compile(what, text))
         with self._lock:
             self._compiled[key] = matcher
             self._compiled.move_to_end(key)
@@ -331,24 +316,29 @@ def check(json_schema: str | None = None, grammar: str | None = None) -> None:
     """
     from llguidance import LLMatcher
 
-    what = _GRAMMAR if json_schema is None else _SCHEMA
-    try:
+    what, problem = _GRAMMAR if json_schema is None else _SCHEMA, ""
+    with _panics_as_refusals(what):
         if json_schema is not None:
             problem = LLMatcher.validate_grammar(_from_schema(json_schema))
-        elif grammar is None:
-            return
-        else:
+        elif grammar is not None:
             _check_size(grammar, what)
             if _is_gbnf(grammar):
                 parse(grammar, lambda _: 0)
-                return
-            problem = LLMatcher.validate_grammar(LLMatcher.grammar_from_lark(grammar))
-    except BaseException as error:
-        if type(error).__name__ != "PanicException":
-            raise
-        problem = "llguidance fails on it"
+            else:
+                problem = LLMatcher.validate_grammar(LLMatcher.grammar_from_lark(grammar))
     if problem:
         raise _refused(what, problem)
+
+
+@contextlib.contextmanager
+def _panics_as_refusals(what: str) -> Iterator[None]:
+    """Raises UsageError where llguidance panics."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":  # of Rust: no Exception, and without another name
+            raise
+        raise _refused(what, "llguidance fails on it") from None
 
 
 def _from_schema(text: str) -> str:

@@ -245,7 +245,7 @@ class LoadedEngine:
             error = UsageError(f"the grammar is too complex: {g.problem}")
             self.send(protocol.Failed(error.to_dict(), r.id))
             return
-        text, runs = r.writer.finish_runs()
+        text, runs = r.writer.finish()
         scope = g.request.history_scope
         if self.loaded.history is not None and scope is not None:
             self.loaded.history.keep(scope, g.history, g.n_prompt)

@@ -82,7 +82,7 @@ class SequenceOutput:
     def delta(self, model: LlamaModel) -> protocol.SequenceDelta | None:
         """The output since the last call; None if there is none."""
         g = self.generation
-        text, runs = self.writer.take_runs()
+        text, runs = self.writer.take()
         ids = g.history[g.n_prompt + self.n_sent :]
         if not ids:
             return None

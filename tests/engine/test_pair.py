@@ -169,7 +169,7 @@ def test_end_tokens_and_stop_strings_within_a_draft(
         (stopped_at,) = run(engine_for(target, context(target), policy), stopped)
         assert natural.finish_reason == stopped_at.finish_reason == "stop"
         assert natural.output[-1] in target.end_ids
-        ends.append((natural.output, stopped_at.output, writer.take() + writer.finish()))
+        ends.append((natural.output, stopped_at.output, writer.take()[0] + writer.finish()[0]))
     assert ends[0] == ends[1]
     assert '",' not in ends[0][2]
 

@@ -1,4 +1,4 @@
-"""What all call formats have in common: a call that is written is accepted by the grammar and read again,
+"""All call formats: a call that is written is accepted by the grammar and read again,
 however it arrives, and each choice allows what it says.
 """
 
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from specllama.calls.format import CallFormat, marked
 from specllama.calls.formats import FORMATS, choose, named
 from specllama.calls.frame import NINE, FramedFormat
-from specllama.calls.scanner import ArgumentsPiece, OpenPiece, TextPiece, ThoughtPiece
+from specllama.calls.scanner import ArgumentsPiece, ClosePiece, OpenPiece, Piece, TextPiece, ThoughtPiece
 from specllama.calls.tools import Tool, Tools
 from specllama.errors import UsageError
 from specllama.text.detokenizer import SHOWN
@@ -371,3 +371,49 @@ def test_literals_of_python(written: str, value: Any) -> None:
     for parts in cuts(answer):
         assert pieces(form, tools, parts) == pieces(form, tools, [answer])
     assert read(form, tools, answer) == ("", [("f", {"a": value})])
+
+
+QUOTED = '<tool_call>\n{"name": "weather", "arguments": {"city": "a}\\"b"}}\n</tool_call>'
+EMPTY = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
+
+
+def hermes(*parts: str) -> list[Piece]:
+    return pieces(named("hermes"), Tools(TOOLS), parts)
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        ("", []),
+        ("  \n", []),
+        ("1 < 2 <tool", [TextPiece("1 < 2 <tool")]),
+        (
+            f"So:\n\n{QUOTED}\n{EMPTY}",
+            [
+                TextPiece("So:"),
+                OpenPiece("weather"),
+                ArgumentsPiece('{"city": "a}\\"b"}'),
+                ClosePiece(),
+                OpenPiece("now"),
+                ArgumentsPiece("{}"),
+                ClosePiece(),
+            ],
+        ),
+        ('\n<tool_call>\n{"name": "now", "arguments": {', [OpenPiece("now"), ArgumentsPiece("{")]),
+        ("<tool_call>\nx</tool_call> y", [TextPiece("<tool_call>\nx</tool_call> y")]),
+        (EMPTY.replace("now", "other"), [TextPiece(EMPTY.replace("now", "other"))]),
+    ],
+)
+def test_answers_in_the_form_of_hermes(answer: str, expected: list[Piece]) -> None:
+    assert hermes(answer) == hermes(*answer) == expected
+
+
+@given(
+    st.lists(st.sampled_from([QUOTED, EMPTY, "\n", " ", "<tool_", "call>", "</tool_call>", '{"', "text"])),
+    st.data(),
+)
+def test_however_an_answer_is_split(parts: list[str], data: st.DataObject) -> None:
+    answer = "".join(parts)
+    at = sorted(data.draw(st.sets(st.integers(0, len(answer)))))
+    split = [answer[a:b] for a, b in zip([0, *at], [*at, len(answer)], strict=True)]
+    assert hermes(*split) == hermes(answer)

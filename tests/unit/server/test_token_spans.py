@@ -30,7 +30,7 @@ def messages(
             at = i + 1
             if ended := writer.push(i, "copy" if i % 3 else "target"):
                 break
-        text, runs = writer.take_runs()
+        text, runs = writer.take()
         ids = list(range(sent, at))
         if ids:
             entries = [entry(i, "?", writer.lengths[i]) for i in ids]
@@ -38,7 +38,7 @@ def messages(
         sent = at
         if ended:
             break
-    text, runs = writer.finish_runs()
+    text, runs = writer.finish()
     reason = "stop" if ended or not limit else "length"
     return [*sent_messages, protocol.Done(1, text, reason, RunStats(), runs, stop_string=writer.stopped_by)]
 

@@ -43,11 +43,11 @@ def write(pieces: list[bytes], stops: tuple[str, ...]) -> tuple[str, str | None]
     shown = []
     for i in range(len(pieces)):
         ended = writer.push(i)
-        shown.append(writer.take())
+        shown.append(writer.take()[0])
         if ended:
             break
-    shown.append(writer.finish())
-    assert writer.finish() == writer.take() == ""
+    shown.append(writer.finish()[0])
+    assert writer.finish()[0] == writer.take()[0] == ""
     return "".join(shown), writer.stopped_by
 
 
@@ -90,11 +90,11 @@ def test_text_once_shown_is_final(data, stops):
     shown = ""
     for byte in data:
         ended = writer.push(byte)
-        shown += writer.take()
+        shown += writer.take()[0]
         assert expected.startswith(shown)
         if ended:
             break
-    assert shown + writer.finish() == expected
+    assert shown + writer.finish()[0] == expected
 
 
 def test_held_text_is_released_when_it_cannot_become_a_stop_string():
@@ -103,14 +103,14 @@ def test_held_text_is_released_when_it_cannot_become_a_stop_string():
     shown = []
     for i in range(5):
         assert not writer.push(i)
-        shown.append(writer.take())
+        shown.append(writer.take()[0])
     assert shown == ["he", "llo ", "", "", "<|ended"]
 
 
 def test_without_stop_strings_no_text_is_held():
     writer = TokenWriter(lambda token: b"abc")
     assert not writer.push(0)
-    assert writer.take() == "abc"
+    assert writer.take()[0] == "abc"
 
 
 def test_an_incomplete_stop_string_at_the_end_is_part_of_the_text():
@@ -142,14 +142,14 @@ def test_a_line_that_is_indented_too_little_ends_the_text(text, cuts, n_indent):
     pieces = split(text.encode(), cuts)
     writer = TokenWriter(lambda token: pieces[token], n_indent=n_indent)
     ended = any(writer.push(i) for i in range(len(pieces)))
-    assert (writer.finish(), ended) == (expected, cut)
+    assert (writer.finish()[0], ended) == (expected, cut)
     assert writer.finish_reason == ("length" if cut else "stop")
 
 
 def test_text_held_back_for_a_stop_string_belongs_to_a_text_that_its_indentation_ends():
     writer = TokenWriter(lambda token: [b"a\n  ", b"xy\nb"][token], ("xyz",), n_indent=2)
     assert [writer.push(0), writer.push(1)] == [False, True]
-    assert (writer.finish(), writer.finish_reason, writer.stopped_by) == ("a\n  xy\n", "length", None)
+    assert (writer.finish()[0], writer.finish_reason, writer.stopped_by) == ("a\n  xy\n", "length", None)
 
 
 def test_stop_strings_do_not_count_in_headers():
@@ -160,7 +160,7 @@ def test_stop_strings_do_not_count_in_headers():
     def written(*tokens, stop="final"):
         writer = TokenWriter(lambda token: texts[token], (stop,), names, headers=headers)
         ended = [writer.push(token) for token in tokens]
-        return (writer.take() + writer.finish()).replace(SHOWN, ""), ended[-1]
+        return (writer.take()[0] + writer.finish()[0]).replace(SHOWN, ""), ended[-1]
 
     assert written(0, 2, 1, 5, 6) == ("<|channel|>final<|message|>a text and its ", True)
     assert written(0, 3, 4, 1, 5) == ("<|channel|>final<|message|>a text", False)
@@ -181,4 +181,4 @@ def test_stop_strings_count_after_the_least_number_of_tokens():
         for stops in (("xb",), ("xb", "byax.")):
             writer = TokenWriter(lambda token: pieces[token], stops, min_tokens=min_tokens)
             ended = any(writer.push(token) for token in range(len(pieces)))
-            assert (writer.take() + writer.finish(), ended) == (text, min_tokens < 9)
+            assert (writer.take()[0] + writer.finish()[0], ended) == (text, min_tokens < 9)
