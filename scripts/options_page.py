@@ -11,10 +11,10 @@ import itertools
 import sys
 from pathlib import Path
 
-from specllama.config.arguments import NAMED, OPTIONS
-from specllama.config.option import Option
+from specllama.config.build import NAMED, OPTIONS
 from specllama.config.options import STORED, as_argument
 from specllama.core.sampling.params import PARAMETERS
+from specllama.option import Option
 
 _ROOT = Path(__file__).parent.parent
 PAGE = _ROOT / "docs" / "options.md"

@@ -14,7 +14,7 @@ from specllama.api.prompts import Params, PromptSource, n_completions, sampling
 from specllama.api.session import EngineSession, Progress
 from specllama.calls.tools import Tools
 from specllama.client import protocol
-from specllama.config.arguments import ModelName, SpeculativeConfig, settings_of_arguments, speculative
+from specllama.config.build import ModelName, SpeculativeConfig, settings_of_arguments, speculative
 from specllama.config.defaults import DRAFT_MAX, DRAFT_MODEL, DRAFTERS, LAYERS, SERVED_SLOTS
 from specllama.config.load_options import Layers, LoadOptions
 from specllama.core.sampling.params import SamplingParams, nth_seed

@@ -140,8 +140,9 @@ def sampling(given: Params | Sequence[Params] | None, n: int) -> list[JsonObject
 
 def n_completions(n: int | None, params: Mapping[str, Any]) -> int:
     """The number of texts for a prompt: the argument, or else the parameter. Raises UsageError."""
-    as_parameter: int = PARAMETERS["n"].checked(params.get("n"))
-    checked: int = PARAMETERS["n"].checked(as_parameter if n is None else n)
+    given = params.get("n")
+    as_parameter: int = 1 if given is None else PARAMETERS["n"].checked(given)
+    checked: int = as_parameter if n is None else PARAMETERS["n"].checked(n)
     if as_parameter not in (1, checked):
         raise UsageError(f"sampling_params ask for {as_parameter} texts, this call for {checked}")
     return checked

@@ -14,8 +14,8 @@ import typer
 import specllama
 from specllama.cli import console
 from specllama.cli.typer_options import CommandEntry, application, unknown_short_flag
-from specllama.config.option import Option
 from specllama.errors import ResourceError, SpecllamaError, UsageError
+from specllama.option import Option
 
 USAGE, INTERRUPTED = 2, 130
 READER_GONE = 141  # as of a program that SIGPIPE ends
@@ -89,16 +89,14 @@ COMMANDS: Mapping[str, CommandEntry] = {
     ),
     "bench": CommandEntry(
         "bench.command:bench",
-        "config.options_measuring:BENCH",
+        "config.options:BENCH",
         "Measure plain against speculative decoding, or a server.",
         often=(*_OFTEN[:2], "workloads", "n_tokens", "runs", "temperatures", "text", "report", "json"),
     ),
-    "tune": CommandEntry(
-        "tune.command:tune", "config.options_measuring:TUNE", "Measure costs; say which draft pays."
-    ),
+    "tune": CommandEntry("tune.command:tune", "config.options:TUNE", "Measure costs; say which draft pays."),
     "rpc-worker": CommandEntry(
         "rpc_worker:rpc_worker",
-        "config.options_measuring:RPC_WORKER",
+        "config.options:RPC_WORKER",
         "Lend this machine to a model that runs elsewhere.",
     ),
     "config": CommandEntry(

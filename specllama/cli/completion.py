@@ -20,7 +20,7 @@ _BASH_SPECIAL = re.compile(r"[^\w@%+=:,./~-]")
 
 def completer(completes: tuple[str, ...]) -> Callable[[str], list[str]]:
     """The function that Typer calls to complete the values of an option. completes: see Option."""
-    from specllama.config.option import CHATS, DOWNLOADED, GGUF, KEPT, LIST, RUNNING
+    from specllama.option import CHATS, DOWNLOADED, GGUF, KEPT, LIST, RUNNING
 
     def complete(incomplete: str) -> list[str]:
         kinds = (GGUF, DOWNLOADED, RUNNING, KEPT, CHATS, LIST)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from specllama.errors import UsageError
 
 if TYPE_CHECKING:
-    from specllama.config.option import Option
+    from specllama.option import Option
 
 COMMANDS = ("run", "chat", "serve")
 # Flags that change neither texts nor speed here, and how many values each takes.

@@ -8,45 +8,26 @@ from typing import Any
 
 from specllama.cli import console
 from specllama.config import build, sources
-from specllama.config.option import CHATS as SAVED_CHATS
-from specllama.config.option import (
-    DOWNLOADED,
-    GGUF,
-    KEPT,
-    RUNNING,
-    Option,
-    OptionValues,
-    row,
-    table,
-    unescaped,
-)
+from specllama.config.forms import unescaped
 from specllama.config.options import MODELS_DIR
+from specllama.config.places import near
 from specllama.errors import SpecllamaError, UsageError
 from specllama.json_types import JsonObject
+from specllama.option import CHATS as SAVED_CHATS
+from specllama.option import DOWNLOADED, GGUF, KEPT, RUNNING, Option, OptionValues, row, table
 
 
 def _argument(
-    name: str, metavar: str, text: str, completes: str, many: bool = False, required: bool = True
+    name: str, metavar: str, text: str, completes: str, kind: type = str, required: bool = True
 ) -> Option:
-    return Option(
-        name,
-        (),
-        str,
-        text,
-        "Arguments",
-        metavar,
-        many=many,
-        stored=False,
-        completes=(completes,) if completes else (),
-        required=required,
-    )
+    words = (completes,) if completes else ()
+    return table("Arguments", row(name, "", kind, text, metavar, words, required=required))[0]
 
 
-_OUTPUT = table(
-    "Output",
+# fmt: off
+_OUTPUT = table("Output",
     row("json", "--json", bool, "one JSON object on stdout"),
     row("debug", "--debug", bool, "show tracebacks"),
-    stored=False,
 )
 PAIR_CHECK = [
     _argument("target", "MAIN", "the target: a file or a name", GGUF, required=False),
@@ -57,126 +38,88 @@ PAIR_CHECK = [
         GGUF,
         required=False,
     ),
-    *table(
-        "Arguments",
+    *table("Arguments",
         row("model", "-m --model", str, "MAIN, as with run", "MAIN", (GGUF,)),
         row("draft_model", "-md --model-draft", str, "DRAFT, as with run", "DRAFT", (GGUF,)),
-        row(
-            "draft_vocab",
-            "--draft-vocab",
-            str,
-            "as with run: with auto, a draft whose tokens can be translated can be used",
-            "MODE",
-            ("auto", "strict"),
-        ),
-        stored=False,
+        row("draft_vocab", "--draft-vocab", str,
+            "as with run: with auto, a draft whose tokens can be translated can be used", "MODE",
+            ("auto", "strict")),
     ),
     *_OUTPUT,
 ]
 PULL = [
-    _argument("names", "NAME...", "a name (see specllama models) or user/repo:QUANT", GGUF, many=True),
-    *table(
-        "Download",
+    _argument("names", "NAME...", "a name (see specllama models) or user/repo:QUANT", GGUF, list),
+    *table("Download",
         row("dry_run", "--dry-run", bool, "show what would be downloaded, and download nothing"),
         row("force", "--force", bool, "download a pair although the check of its headers fails"),
-        row(
-            "no_verify",
-            "--no-verify",
-            bool,
-            "download from a mirror that gives no hashes; the hash of what comes is recorded",
-        ),
-        stored=False,
+        row("no_verify", "--no-verify", bool,
+            "download from a mirror that gives no hashes; the hash of what comes is recorded"),
     ),
     *_OUTPUT,
 ]
 TRIM = [
     _argument("draft", "DRAFT", "the draft or head to trim: a file or a name", GGUF),
     _argument("out", "OUT", "the file to write", GGUF),
-    *table(
-        "Tokens",
-        row(
-            "keep",
-            "--keep",
-            int,
-            "how many tokens to keep (default: a quarter of the vocabulary, at most 32768)",
-            "N",
-        ),
+    *table("Tokens",
+        row("keep", "--keep", int,
+            "how many tokens to keep (default: a quarter of the vocabulary, at most 32768)", "N"),
         row("texts", "--texts", list, "a file with texts as they are written here; may be repeated", "FILE"),
-        row(
-            "seen",
-            "--seen",
-            list,
-            "also the tokens of the prompts on disk of this model, as specllama cache names it",
-            "MODEL",
-            (KEPT,),
-        ),
-        stored=False,
+        row("seen", "--seen", list,
+            "also the tokens of the prompts on disk of this model, as specllama cache names it", "MODEL",
+            (KEPT,)),
     ),
-    *table(
-        "File",
+    *table("File",
         row("type", "--type", str, "write the output matrix in this type (default: as it is)", "TYPE"),
         row("head", "--head", bool, "write the head inside a model, without the model"),
         row("force", "--force", bool, "overwrite OUT"),
         row("n_threads", "-t --threads", int, "threads of the comparison (0: physical cores)", "N"),
-        stored=False,
     ),
     *_OUTPUT,
 ]
 MODELS = [*MODELS_DIR, *_OUTPUT]
 CONFIG = _OUTPUT
-CONFIG_PATH = table("Output", row("debug", "--debug", bool, "show tracebacks"), stored=False)
+CONFIG_PATH = table("Output", row("debug", "--debug", bool, "show tracebacks"))
 PS = _OUTPUT
 STOP = [
     _argument(
         "name", "SERVER", "its address, port, process, or a model in its memory", RUNNING, required=False
     ),
-    *table(
-        "Server",
+    *table("Server",
         row("all", "--all", bool, "stop all servers of this user"),
         row("now", "--now", bool, "end running requests at once"),
-        stored=False,
     ),
-    *table("Output", row("debug", "--debug", bool, "show tracebacks"), stored=False),
+    *table("Output", row("debug", "--debug", bool, "show tracebacks")),
 ]
 MODELS_SHOW = [_argument("name", "NAME|FILE", "a name (see specllama models) or a GGUF file", GGUF), *_OUTPUT]
 MODELS_ADD = [
     _argument("name", "NAME", "what the file shall be called", ""),
     _argument("file", "FILE", "the GGUF file; of a split model its first part", GGUF),
-    *table("Output", row("debug", "--debug", bool, "show tracebacks"), stored=False),
+    *table("Output", row("debug", "--debug", bool, "show tracebacks")),
 ]
 MODELS_RM = [
-    _argument("names", "NAME...", "what to remove", DOWNLOADED, many=True),
-    *table(
-        "Models",
+    _argument("names", "NAME...", "what to remove", DOWNLOADED, list),
+    *table("Models",
         row("all", "--all", bool, "all models of a repository, where a name is that of several"),
-        stored=False,
     ),
     *_OUTPUT,
 ]
 MODELS_VERIFY = [
-    _argument("names", "NAME...", "what to verify (default: all)", DOWNLOADED, many=True, required=False),
+    _argument("names", "NAME...", "what to verify (default: all)", DOWNLOADED, list, required=False),
     *_OUTPUT,
 ]
 CACHE = _OUTPUT
-CACHE_RM = [_argument("names", "NAME...", "ids of prompts, or names of models", KEPT, many=True), *_OUTPUT]
+CACHE_RM = [_argument("names", "NAME...", "ids of prompts, or names of models", KEPT, list), *_OUTPUT]
 CHATS = _OUTPUT
 CHATS_RM = [
-    _argument("names", "NAME...", "names or ids of conversations", SAVED_CHATS, many=True),
+    _argument("names", "NAME...", "names or ids of conversations", SAVED_CHATS, list),
     *_OUTPUT,
 ]
 DOCTOR = [
-    *table(
-        "Report",
-        row("all", "--all", bool, "all that was found, not the verdict alone"),
-        stored=False,
-    ),
-    *table(
-        "Hardware",
-        row("rpc", "--rpc", str, "also ask these RPC workers: host:port,...", "LIST"),
-        stored=False,
-    ),
+    *table("Report", row("all", "--all", bool, "all that was found, not the verdict alone")),
+    *table("Hardware", row("rpc", "--rpc", str, "also ask these RPC workers: host:port,...", "LIST")),
     *_OUTPUT,
 ]
+# fmt: on
 
 
 # Errors of the file system as errors of the program; settings from files.
@@ -203,14 +146,14 @@ def resolved(given: Mapping[str, Any]) -> sources.Values:
     """The merged values of flags, environment and files, after a note that names the project's file; escapes
     in the flags' texts are processed. Raises ConfigError, UsageError.
     """
-    values = build.resolved(_with_escapes(given))
+    values = sources.resolve(_with_escapes(given))
     if values.ignored:
         others = f" and {len(values.ignored) - 1} more" if len(values.ignored) > 1 else ""
         console.note(f"note: {values.ignored[0]}{others} are of a service of that name, and no settings")
     if values.left_out:
         console.note(f"note: {values.left_out} is left out, as it goes with the model that is named there")
     if values.project is not None:
-        console.note(f"settings: {sources.near(values.project)}")
+        console.note(f"settings: {near(values.project)}")
     return values
 
 

@@ -28,8 +28,8 @@ from specllama.client.client import EngineClient
 from specllama.client.model_info import LoadInfo
 from specllama.client.stream import GenerationResult
 from specllama.config import build, defaults
+from specllama.config.forms import unescaped
 from specllama.config.load import LoadSettings
-from specllama.config.option import unescaped
 from specllama.config.text_file import STDIN, read_text, standard_input, without_last_newline
 from specllama.core.gain import PlainRate, compared_rate
 from specllama.errors import UsageError

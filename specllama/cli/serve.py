@@ -12,10 +12,10 @@ from specllama.cli.options import resolved
 from specllama.cli.progress import Progress, library, prepared
 from specllama.client.model_info import LoadInfo
 from specllama.config import build, defaults
-from specllama.config.option import OptionValues
 from specllama.config.options import OF_ONE_MODEL
 from specllama.config.text_file import read_text
 from specllama.errors import UsageError
+from specllama.option import OptionValues
 from specllama.server.settings import ServerSettings
 from specllama.text.prompt_parts import reasoning_variables
 from specllama.text.terminal import printable

@@ -23,7 +23,7 @@ from specllama.cli import console
 from specllama.cli.formatting import wrapped
 
 if TYPE_CHECKING:
-    from specllama.config.option import Option
+    from specllama.option import Option
 
 PLAIN: Mapping[str, Any] = {"pretty_exceptions_enable": False, "rich_markup_mode": None}
 OFTEN = "Often used"

@@ -36,6 +36,19 @@ def working_directory() -> Path | None:
         return None
 
 
+def near(path: Path) -> str:
+    """The path of a file; in the working directory ./NAME."""
+    return f"./{path.name}" if path.parent == working_directory() else str(path)
+
+
+def is_same(path: Path, other: Path) -> bool:
+    """Whether both lead to the same file."""
+    try:
+        return path.samefile(other)
+    except OSError:
+        return False
+
+
 def user_directory(kind: Literal["config", "cache", "data"]) -> Path:
     """The user's directory of this kind for specllama, or NOWHERE."""
     find = {

@@ -1,62 +1,37 @@
 """The precedence of values: flag > SPECLLAMA_* > project's specllama.toml > user's config.toml > default.
 
 Unknown keys and wrong types are errors that name the file and line, or the variable. A project's file, which
-anyone may have written, may set sampling, lengths, threads, layers and drafting alone (options.IN_PROJECTS).
+anyone may have written, may set sampling, lengths, threads, layers and drafting alone (Scope.PROJECT).
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from specllama.config.option import OptionValues
-from specllama.config.places import from_variable, home, user_directory, working_directory
+from specllama.config.options import LONG_FLAGS, STORED
+from specllama.config.places import from_variable, home, is_same, user_directory, working_directory
 from specllama.config.toml_file import quoted, read_toml
 from specllama.errors import ConfigError
+from specllama.option import KINDS, Option, OptionValues, Scope
 
 MODEL, DRAFT = ("model", "hf_repo"), ("draft_model", "hf_repo_draft")  # the options that name one
 PROJECT_FILE = "specllama.toml"
 PREFIX = "SPECLLAMA_"
-NOT_OPTIONS = frozenset(
-    f"{PREFIX}{name}"
-    for name in (
-        "BACKEND",
-        "BUILD",
-        "CACHE",
-        "CONFIG",
-        "DATA",
-        "DEMO",
-        "KERNELS",
-        "MODELS",
-        "MODELS_DIR",
-        "PYTHON",
-    )
-)  # read elsewhere
+_READ_ELSEWHERE = (
+    "BACKEND", "BUILD", "CACHE", "CONFIG", "DATA", "DEMO", "KERNELS", "MODELS", "MODELS_DIR", "PYTHON"
+)  # fmt: skip
+NOT_OPTIONS = frozenset(PREFIX + name for name in _READ_ELSEWHERE)
 # What Kubernetes sets for a service with a name such as specllama, and Docker for a link; not options.
 _OF_SERVICE = re.compile(
     PREFIX
     + r"(?:\w+_)?(?:SERVICE_HOST|SERVICE_PORT(?:_\w+)?|PORT_\d+_(?:TCP|UDP|SCTP)(?:_(?:PROTO|PORT|ADDR))?)"
 )
 _ADDRESS = re.compile(r"(?:tcp|udp|sctp)://.*")
-
-
-class ValueKind(NamedTuple):
-    """How files and the environment write an option. type: of a value. many: whether it is a list. words: all
-    values in words, or "". separated: whether a text has items separated by commas, which files may also
-    write as an array. flags: on a command line, for hints.
-    """
-
-    type: type
-    many: bool = False
-    words: str = ""
-    separated: bool = False
-    flags: tuple[str, ...] = ()
-
-
-Kinds = Mapping[str, ValueKind]
+_MAX_BITS = 1000  # of a number: fits a float
 
 
 class Values(OptionValues):
@@ -117,26 +92,16 @@ def _source(origin: str) -> str:
 
 
 def resolve(
-    flags: Mapping[str, Any],
-    kinds: Kinds,
-    in_projects: Collection[str],
-    environ: Mapping[str, str] | None = None,
-    cwd: Path | None = None,
-    aliases: Mapping[str, str] = {},
+    flags: Mapping[str, Any], environ: Mapping[str, str] = os.environ, cwd: Path | None = None
 ) -> Values:
-    """All values that are set, by precedence of their sources. in_projects: what a project's file may set.
-    aliases: other names of options, such as their long flags.
-
-    Raises ConfigError.
-    """
-    environ = os.environ if environ is None else environ
+    """All values that are set, by precedence of their sources. Raises ConfigError."""
     values = Values()
     if (user := user_file(environ)) is not None:
-        values = read_file(user, kinds, aliases)
+        values = read_file(user)
     cwd = cwd or working_directory()
     if cwd is not None and (project := project_file(cwd, user)) is not None:
-        values = values.overlaid(read_project_file(project, kinds, in_projects, environ, aliases))
-    return values.overlaid(read_environment(environ, kinds, aliases)).overlaid(flags)
+        values = values.overlaid(read_project_file(project, environ))
+    return values.overlaid(read_environment(environ)).overlaid(flags)
 
 
 def user_path(environ: Mapping[str, str]) -> Path:
@@ -167,32 +132,13 @@ def project_file(cwd: Path, user: Path | None = None) -> Path | None:
     return None
 
 
-def near(path: Path) -> str:
-    """The path of a file; in the working directory ./NAME."""
-    return f"./{path.name}" if path.parent == working_directory() else str(path)
-
-
-def is_same(path: Path, other: Path) -> bool:
-    """Whether both lead to the same file."""
-    try:
-        return path.samefile(other)
-    except OSError:
-        return False
-
-
-def read_project_file(
-    path: Path,
-    kinds: Kinds,
-    in_projects: Collection[str],
-    environ: Mapping[str, str],
-    aliases: Mapping[str, str] = {},
-) -> Values:
-    """The options of a project's file. Raises ConfigError as `read_file`, and for options that are not in
-    `in_projects`.
+def read_project_file(path: Path, environ: Mapping[str, str]) -> Values:
+    """The options of a project's file. Raises ConfigError as `read_file`, and for options that a project may
+    not set.
     """
-    values = read_file(path, kinds, aliases, links=False)
+    values = read_file(path, links=False)
     for name in values:
-        if name not in in_projects:
+        if STORED[name].scope is not Scope.PROJECT:
             raise ConfigError(
                 f"{values.origins[name]} cannot be set by a project's {PROJECT_FILE}",
                 f"set it in {user_path(environ)}, by a flag or by {PREFIX}{name.upper()}; a project may set "
@@ -202,24 +148,25 @@ def read_project_file(
     return values
 
 
-def read_file(path: Path, kinds: Kinds, aliases: Mapping[str, str] = {}, links: bool = True) -> Values:
+def read_file(path: Path, links: bool = True) -> Values:
     """The options of a TOML file. links: whether it may be a symbolic link. Raises ConfigError, for unknown
     keys and wrong types with file and line.
     """
     file, values = read_toml(path, links), Values()
     for key, value in file.data.items():
         name, where = key.replace("-", "_"), file.where(key)
-        name = aliases.get(name, name)
-        if name not in kinds:
-            raise ConfigError(f"{where}: unknown key {quoted(key)}", _similar(name, kinds, aliases))
+        name = LONG_FLAGS.get(name, name)
+        if name not in STORED:
+            raise ConfigError(f"{where}: unknown key {quoted(key)}", _similar(name))
         if name in values:
             raise ConfigError(f"{where}: {key} is set twice, in two spellings")
-        values[name] = _checked(value, kinds[name], f"{where}: {key}")
-        values.origins[name] = f"{where}: {key}"
+        entry, origin = STORED[name], f"{where}: {key}"
+        values[name] = _checked(value, entry, origin, entry.many, entry.separated)
+        values.origins[name] = origin
     return values
 
 
-def read_environment(environ: Mapping[str, str], kinds: Kinds, aliases: Mapping[str, str] = {}) -> Values:
+def read_environment(environ: Mapping[str, str]) -> Values:
     """The options among the environment variables, without those that an orchestrator sets for a service.
     Raises ConfigError, naming the variable.
     """
@@ -231,17 +178,17 @@ def read_environment(environ: Mapping[str, str], kinds: Kinds, aliases: Mapping[
             values.ignored += (variable,)
             continue
         name = variable[len(PREFIX) :].lower()
-        name = aliases.get(name, name)
-        if name not in kinds:
-            raise ConfigError(f"unknown environment variable {variable}", _similar(name, kinds, aliases))
+        name = LONG_FLAGS.get(name, name)
+        if name not in STORED:
+            raise ConfigError(f"unknown environment variable {variable}", _similar(name))
         if name in values:
             raise ConfigError(f"{values.origins[name]} and {variable} set the same option")
-        kind = kinds[name]
-        if kind.many:
+        kind = STORED[name].kind
+        if STORED[name].many:
             parts = [part.strip() for part in text.split(",")]
-            values[name] = [_parsed(part, kind.type, variable) for part in parts if part]
+            values[name] = [_parsed(part, kind, variable) for part in parts if part]
         else:
-            values[name] = _parsed(text, kind.type, variable)
+            values[name] = _parsed(text, kind, variable)
         values.origins[name] = variable
     return values
 
@@ -256,15 +203,16 @@ def _parsed(text: str, kind: type, where: str) -> Any:
     try:
         return kind(text)
     except ValueError:
-        raise ConfigError(f"{where} must be {_NAMES[kind]}, not {text!r}") from None
+        raise ConfigError(f"{where} must be {KINDS[kind]}, not {text!r}") from None
 
 
-def _checked(value: Any, form: ValueKind, where: str) -> Any:
-    kind = form.type
-    if form.many or (form.separated and isinstance(value, list)):
-        one = form._replace(many=False, separated=False)
-        items = [_checked(item, one, where) for item in (value if isinstance(value, list) else [value])]
-        return items if form.many else ",".join(items)
+def _checked(value: Any, entry: Option, where: str, many: bool, separated: bool) -> Any:
+    """The value of a key. many, separated: whether it may be a list, of values or of the items of a text."""
+    kind = entry.kind
+    if many or (separated and isinstance(value, list)):
+        given = value if isinstance(value, list) else [value]
+        items = [_checked(item, entry, where, False, False) for item in given]
+        return items if many else ",".join(items)
     if isinstance(value, int) and value.bit_length() > _MAX_BITS:
         raise ConfigError(f"{where} is a number with too many digits")
     if kind is str and isinstance(value, (int, float)) and not isinstance(value, bool):
@@ -272,18 +220,14 @@ def _checked(value: Any, form: ValueKind, where: str) -> Any:
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        expected = form.words or _NAMES[kind] + (" or a list" if form.separated else "")
+        expected = entry.values or KINDS[kind] + (" or a list" if separated else "")
         raise ConfigError(f"{where} must be {expected}, not {quoted(value)}")
     return value
 
 
-_MAX_BITS = 1000  # of a number: fits a float
-_NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
-
-
-def _similar(name: str, kinds: Kinds, aliases: Mapping[str, str]) -> str:
+def _similar(name: str) -> str:
     import difflib
 
-    close = [other for other, kind in kinds.items() if f"-{name}" in kind.flags]
-    close = close or difflib.get_close_matches(name[:100], [*kinds, *aliases], n=3)
+    close = [other for other, entry in STORED.items() if f"-{name}" in entry.flags]
+    close = close or difflib.get_close_matches(name[:100], [*STORED, *LONG_FLAGS], n=3)
     return f"did you mean {' or '.join(close)}?" if close else "specllama run --help names them all"

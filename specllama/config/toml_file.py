@@ -1,16 +1,16 @@
 """TOML files that users and projects write: read within bounds, and with the line of every key.
 
-tomllib gives no lines, and is quadratic in the parts of a dotted key: size and nesting are bounded before it
-works on a text.
+tomllib gives no lines, and is quadratic in the parts of a dotted key: these are bounded before it works on a
+text.
 """
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import os
 import re
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,41 +22,73 @@ from specllama.regular_file import NotRegularError, open_regular
 
 MAX_BYTES = 256 << 10  # of a file
 MAX_PARTS = 8  # of a dotted key
-MAX_DEPTH = 16  # of arrays and inline tables
 _MAX_SHOWN = 80  # characters of a value in a message
+_MAX_SEARCHED = 1 << 20  # characters that are parsed to find lines
 KeyPath = tuple[str | int, ...]
 """Keys from the top: ("models", "8B", "repo"); the n-th table of an array by its index, ("pairs", 0)."""
 
-# No possessive quantifier after a group: Python before 3.11.5 matches too little there (gh-106052). Each
-# alternative of a group begins with other characters, so that matching stays linear.
-_TOKEN = re.compile(
+# Strings, also without an end, and comments: dots mean nothing there. Each alternative of a group begins with
+# other characters, so that matching stays linear.
+_QUOTED = re.compile(
     r"""
-    (?P<blank>[ \t\r]++|\#[^\n]*+)
-    | (?P<newline>\n)
-    | (?P<text>"{3}(?:[^"\\]|\\[\s\S]|"(?!""))*"{3,5} | '{3}(?:[^']|'(?!''))*'{3,5})
-    | (?P<open>"{3}|'{3})
-    | (?P<key>"(?:[^"\\\n]|\\.)*" | '[^'\n]*+' | [A-Za-z0-9_+:-]++)
-    | (?P<stray>["'])
-    | (?P<other>.)
+    "{3}(?:[^"\\]|\\[\s\S]|"(?!""))*(?:"{3,5}|\\?\Z) | '{3}(?:[^']|'(?!''))*(?:'{3,5}|\Z)
+    | "(?:[^"\\\n]|\\.)*(?:"|\\?$) | '[^'\n]*'? | \#[^\n]*
     """,
-    re.VERBOSE,
+    re.VERBOSE | re.MULTILINE,
 )
+_MANY_PARTS = re.compile(rf"(?<![\w-])(?:[\w-]+[ \t]*\.[ \t]*){{{MAX_PARTS}}}", re.ASCII)
 
 
 @dataclass(frozen=True)
 class TomlFile:
-    """A file, its text and what it says. lines: by key, that of the key or of the header of its table."""
+    """A file, its text and what it says."""
 
     path: Path
     text: str
     data: JsonObject
-    lines: dict[KeyPath, int]
 
     def where(self, *keys: str | int) -> str:
         """The file and the line of a key, or of the nearest table around it, to start a message."""
         while keys and keys not in self.lines:
             keys = keys[:-1]
         return f"{self.path}, line {self.lines.get(keys, 1)}"
+
+    @functools.cached_property
+    def lines(self) -> Mapping[KeyPath, int]:
+        """By key, the line of the key or of the header of its table; without those after a value of very many
+        lines.
+        """
+        lines: dict[KeyPath, int] = {}
+        table: KeyPath = ()
+        n_tables: dict[KeyPath, int] = {}  # of each array of tables so far
+        statement, first, searched = "", 1, 0
+        for number, line in enumerate(self.text.split("\n"), 1):
+            if not statement:
+                first = number
+            statement += f"{line}\n"
+            searched += len(statement)
+            if searched > _MAX_SEARCHED:
+                break
+            try:
+                part, keys = tomllib.loads(statement), list[str]()
+            except ValueError:
+                continue  # a value of several lines
+            while isinstance(part, dict) and part:
+                keys.append(next(iter(part)))
+                part = part[keys[-1]]
+            if statement.lstrip().startswith("["):
+                table = ()
+                for n, key in enumerate(keys, 1):
+                    table = (*table, key)
+                    if n == len(keys) and isinstance(part, list):
+                        n_tables[table] = n_tables.get(table, 0) + 1
+                    if table in n_tables:
+                        table = (*table, n_tables[table] - 1)
+                keys = []
+            for n in range(1, len((*table, *keys)) + 1):
+                lines.setdefault((*table, *keys)[:n], first)
+            statement = ""
+        return lines
 
 
 def read_toml(path: Path, links: bool = True) -> TomlFile:
@@ -103,10 +135,15 @@ def _start(path: Path, flags: int) -> bytes | None:
 
 def parse_toml(path: Path, text: str) -> TomlFile:
     """The content of a text. path: for messages. Raises ConfigError."""
-    lines = dict(_lines(path, text))
+    keys = _QUOTED.sub(lambda quoted: "q" + "\n" * quoted[0].count("\n"), text)
+    if match := _MANY_PARTS.search(keys):
+        line = keys.count("\n", 0, match.start()) + 1
+        raise ConfigError(f"{path}, line {line}: a key has more than {MAX_PARTS} parts")
     try:
-        return TomlFile(path, text, tomllib.loads(text), lines)
-    except (ValueError, RecursionError) as error:  # ValueError: tomllib's, and of numbers without end
+        return TomlFile(path, text, tomllib.loads(text))
+    except RecursionError:
+        raise ConfigError(f"{path} is not TOML: it is nested too deep") from None
+    except ValueError as error:  # tomllib's, and of numbers without end
         end = f"at the end, line {text.count(chr(10)) + 1}"
         raise ConfigError(f"{path} is not TOML: {error}".replace("at end of document", end)) from None
 
@@ -118,79 +155,3 @@ def quoted(value: Any) -> str:
     except ValueError:  # a number with too many digits
         return "a number with thousands of digits"
     return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}…"
-
-
-def _lines(path: Path, text: str) -> dict[KeyPath, int]:
-    """The line of each key. Raises ConfigError for too deep nesting; stops where the text cannot be TOML."""
-    lines: dict[KeyPath, int] = {}
-    for line, keys in _Statements(path, text):
-        for n in range(1, len(keys) + 1):
-            lines.setdefault(keys[:n], line)
-    return lines
-
-
-class _Statements:
-    """Iterates over a text's statements, headers and assignments: (line, keys from the top)."""
-
-    def __init__(self, path: Path, text: str) -> None:
-        self._path, self._text = path, text
-        self._table: KeyPath = ()
-        self._counts: dict[KeyPath, int] = {}  # tables of each array of tables so far
-
-    def __iter__(self) -> Iterator[tuple[int, KeyPath]]:
-        line, keys, brackets, depth, n_parts, was_dot = 1, list[str](), 0, 0, 0, False
-        in_value = False
-        for token in _TOKEN.finditer(self._text):
-            kind, text = token.lastgroup, token[0]
-            if kind in ("open", "stray"):
-                return  # a text without an end: tomllib gets no further either
-            if kind == "blank":
-                continue
-            if kind in ("key", "text"):
-                n_parts, was_dot = n_parts + 1 if was_dot else 1, False
-                if n_parts > MAX_PARTS:
-                    self._fail(line, f"a key has more than {MAX_PARTS} parts")
-                if not in_value and kind == "key":
-                    keys.append(_unquoted(text))
-            elif text == ".":
-                was_dot = True
-            elif text in "[{":
-                depth += 1
-                if depth > MAX_DEPTH:
-                    self._fail(line, f"arrays are nested more than {MAX_DEPTH} deep")
-                brackets += not in_value and not keys
-            elif text in "]}":
-                depth -= depth > 0
-            elif text == "=" and not in_value:
-                in_value = True
-                if keys:
-                    yield line, (*self._table, *keys)
-            elif kind == "newline" and depth == 0:
-                if not in_value and brackets and keys:
-                    yield line, self._header(keys, brackets == 2)
-                keys, brackets, in_value = [], 0, False
-            line += text.count("\n")
-        if not in_value and brackets and keys and depth == 0:
-            yield line, self._header(keys, brackets == 2)
-
-    def _header(self, keys: list[str], array: bool) -> KeyPath:
-        """Open a table, or one more of an array of tables."""
-        table: KeyPath = ()
-        for n, key in enumerate(keys, 1):
-            table = (*table, key)
-            if array and n == len(keys):
-                self._counts[table] = self._counts.get(table, 0) + 1
-            if table in self._counts:
-                table = (*table, self._counts[table] - 1)
-        self._table = table
-        return table
-
-    def _fail(self, line: int, reason: str) -> None:
-        raise ConfigError(f"{self._path}, line {line}: {reason}")
-
-
-def _unquoted(key: str) -> str:
-    if key[0] in "\"'":
-        with contextlib.suppress(ValueError):
-            return str(tomllib.loads(f"k = {key}")["k"])
-    return key

@@ -13,8 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn
 
-from specllama.config.places import from_variable, home, user_directory, working_directory
-from specllama.config.sources import is_same
+from specllama.config.places import from_variable, home, is_same, user_directory, working_directory
 from specllama.config.toml_file import KeyPath, TomlFile, quoted, read_start, read_toml
 from specllama.errors import ConfigError, UsageError
 from specllama.models.names import BUILT_IN, RepoName, check_file

@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from specllama.config.sources import near
+from specllama.config.places import near
 from specllama.data import EMBEDDED_TARGET
 from specllama.errors import AccessError, ConfigError, IntegrityError, NetworkError, NotFoundError, UsageError
 from specllama.models import manifest

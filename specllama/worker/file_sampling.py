@@ -62,11 +62,11 @@ def _value(metadata: Metadata, name: str) -> float | None:
     if not match:
         return None
     if parameter.kind is int:
-        return max(0, min(int(match[0]), int(parameter.high)))
+        return max(0, min(int(match[0]), int(parameter.highest)))
     value = float(match[0])
     if math.isnan(value) or (name == "repeat_penalty" and not 0 < value < math.inf):
         return None
-    return max(float(parameter.low), min(value, float(parameter.high)))
+    return max(float(parameter.low or 0), min(value, float(parameter.highest)))
 
 
 def _steps(metadata: Metadata) -> tuple[str, str]:

@@ -17,7 +17,7 @@ from specllama.api import prompts
 from specllama.api.base import BaseLLM
 from specllama.api.prompts import PromptSource
 from specllama.config import build
-from specllama.config.arguments import NAMED, OPTIONS
+from specllama.config.build import NAMED, OPTIONS
 from specllama.config.defaults import DRAFTERS
 from specllama.config.load import LoadSettings, ModelSettings
 from specllama.config.load_options import LoadOptions
@@ -228,7 +228,7 @@ class TestOptions:
         def of_file(value: object) -> LoadSettings:
             file = tmp_path / "config.toml"
             file.write_text(f"{name} = {json.dumps(value)}\n")
-            return build.load_settings(read_file(file, build.KINDS))
+            return build.load_settings(read_file(file))
 
         def values(settings: LoadSettings) -> list[object]:
             return [getattr(s, name) for s in (settings, settings.target) if hasattr(s, name)]

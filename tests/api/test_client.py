@@ -12,7 +12,7 @@ import pytest
 
 from specllama import EngineClient, LoadSettings, ModelSettings, SpecllamaError
 from specllama.client import protocol as m
-from specllama.config.arguments import settings_of_arguments
+from specllama.config.build import settings_of_arguments
 from specllama.errors import EngineDiedError, UsageError
 from specllama.models import prepare
 from specllama.models.resolve import Library

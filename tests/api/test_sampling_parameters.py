@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 
 from specllama import LLM, SamplingParams
-from specllama.core.sampling.params import PARAMETERS, Parameter
+from specllama.core.sampling.params import PARAMETERS
+from specllama.option import Option
 from tests.support.command import Command
 from tests.support.paths import ROOT
 from tests.support.serving import Server
@@ -118,7 +119,7 @@ ROUTES = (
 N_OPTIONS = sum(route.options for route in ROUTES)
 
 
-def sample(parameter: Parameter) -> Sample:
+def sample(parameter: Option) -> Sample:
     """A value that is not the default."""
     if parameter.name in TEXTS:
         return TEXTS[parameter.name]

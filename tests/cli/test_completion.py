@@ -15,9 +15,9 @@ import pytest
 
 from specllama.cli.completion import completer, model_names
 from specllama.config.load import LoadSettings, ModelSettings
-from specllama.config.option import GGUF, LIST
 from specllama.config.options import CHAT, RUN
 from specllama.models import manifest
+from specllama.option import GGUF, LIST
 from tests.support.command import Command
 
 SCRIPTS = Path(sys.executable).parent  # where the installed command is

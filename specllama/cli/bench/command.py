@@ -25,7 +25,7 @@ from specllama.client.model_info import LoadInfo
 from specllama.clock import running_time
 from specllama.config import build
 from specllama.config.load import LoadSettings
-from specllama.config.options_measuring import ASKING
+from specllama.config.options import ASKING
 from specllama.core.gain import was_busy
 from specllama.errors import UsageError
 from specllama.json_types import JsonObject

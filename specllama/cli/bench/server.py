@@ -47,7 +47,7 @@ from specllama.cli.progress import Progress
 from specllama.cli.serve import keys
 from specllama.client.client import run
 from specllama.clock import running_time
-from specllama.config.options_measuring import ASKING, BENCH
+from specllama.config.options import ASKING, BENCH
 from specllama.errors import UsageError
 from specllama.json_types import JsonObject
 from specllama.text.terminal import printable

@@ -28,12 +28,12 @@ from specllama.cli.chat.terminal import (
 from specllama.cli.options import resolved, sampling
 from specllama.cli.progress import prepared
 from specllama.config import build, defaults
-from specllama.config.option import OptionValues
 from specllama.config.options import CHAT
 from specllama.config.store import cache_dir
 from specllama.config.text_file import standard_input
 from specllama.errors import EngineDiedError, NotFoundError, ResourceError, SpecllamaError, UsageError
 from specllama.json_types import without_lone_surrogates
+from specllama.option import OptionValues
 from specllama.text.prompt_parts import reasoning_variables
 from specllama.text.terminal import visible
 from specllama.wording import counted

@@ -21,8 +21,6 @@ from specllama.cli.doctor.files import Problem, directory_size, free_disk, repor
 from specllama.client.client import EngineClient
 from specllama.clock import ended, running_time, wait_until
 from specllama.config import sources
-from specllama.config.build import KINDS
-from specllama.config.options import IN_PROJECTS, LONG_FLAGS
 from specllama.config.places import working_directory
 from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specllama.errors import EngineDiedError, EngineError, SpecllamaError
@@ -207,9 +205,12 @@ def config(environ: Mapping[str, str], problems: list[Problem]) -> JsonObject:
     project = None if cwd is None else _or_problem(lambda: sources.project_file(cwd, user), problems)
     for path in (user, project):
         if path is not None:
-            values = _or_problem(partial(_values, path, path is user, environ), problems)
+            reader = (
+                sources.read_file if path is user else partial(sources.read_project_file, environ=environ)
+            )
+            values = _or_problem(partial(reader, path), problems)
             files.append({"path": str(path), "ok": values is not None, "sets": sorted(values or {})})
-    _or_problem(lambda: sources.read_environment(environ, KINDS, LONG_FLAGS), problems)
+    _or_problem(lambda: sources.read_environment(environ), problems)
     known = _or_problem(lambda: manifest.load(environ), problems)
     models = [] if known is None else [str(path) for path in (known.user, known.project) if path is not None]
     return {
@@ -217,13 +218,6 @@ def config(environ: Mapping[str, str], problems: list[Problem]) -> JsonObject:
         "models": models,
         "environment": sorted(v for v in environ if v.startswith(sources.PREFIX)),
     }
-
-
-def _values(path: Path, is_users: bool, environ: Mapping[str, str]) -> sources.Values:
-    """The options of the user's or the project's file. Raises ConfigError."""
-    if is_users:
-        return sources.read_file(path, KINDS, LONG_FLAGS)
-    return sources.read_project_file(path, KINDS, IN_PROJECTS, environ, LONG_FLAGS)
 
 
 def _or_problem(read: Callable[[], Any], problems: list[Problem]) -> Any:

@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from specllama.config.option import Option, row, table
 from specllama.config.options import SERVE
 from specllama.config.store import cache_dir
 from specllama.errors import UsageError
+from specllama.option import row, table
 
 AGENT_CONTEXT = 32768  # tokens: an agent's instructions, tools and first files
 Variables = Mapping[str, str]
@@ -99,28 +99,18 @@ def client(name: str) -> Client:
 # The options and arguments of `launch`: its own, and those of `serve` for a server that it starts.
 
 
-_ARGUMENTS = [
-    Option(
-        "client", (), str, f"which client: {', '.join(NAMES)}", "Arguments", "CLIENT",
-        stored=False, completes=NAMES, required=True,
-    ),
-    Option(
-        "arguments", (), str, "the client's own arguments, after --", "Arguments", "-- ARGUMENTS...",
-        many=True, stored=False,
-    ),
-]  # fmt: skip
-LAUNCHING = table(
-    "Launch",
+# fmt: off
+_ARGUMENTS = table("Arguments",
+    row("client", "", str, f"which client: {', '.join(NAMES)}", "CLIENT", NAMES, required=True),
+    row("arguments", "", list, "the client's own arguments, after --", "-- ARGUMENTS..."),
+)
+LAUNCHING = table("Launch",
     row("print_only", "--print", bool, "show what would be set and run, and do nothing"),
     row("url", "--url", str, "use this server (default: the one at --host and --port, or a new one)", "URL"),
-    row(
-        "force",
-        "--force",
-        bool,
-        "go on although the context is too small for the client, or the headers of a pair do not fit",
-    ),
-    stored=False,
+    row("force", "--force", bool,
+        "go on although the context is too small for the client, or the headers of a pair do not fit"),
 )
+# fmt: on
 _MODEL = {"model": "as for serve; of a running server one of the models that it lists"}
 OF_SERVER = [replace(o, help=_MODEL.get(o.name, o.help)) for o in SERVE if o.name != "force"]
 """The options that a server which `launch` starts is given."""

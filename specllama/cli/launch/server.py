@@ -24,10 +24,10 @@ from specllama.cli.app import run_app
 from specllama.cli.launch.client import OF_SERVER, Client, ModelServer
 from specllama.clock import sleep
 from specllama.config import defaults
-from specllama.config.option import OptionValues
 from specllama.config.store import cache_dir
 from specllama.errors import AccessError, NetworkError, NotFoundError, ResourceError, SpecllamaError
 from specllama.json_types import JsonObject
+from specllama.option import OptionValues
 from specllama.processor_time import exits
 from specllama.python_command import module_command
 from specllama.regular_file import open_regular

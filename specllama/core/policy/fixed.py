@@ -11,7 +11,6 @@ from typing import NamedTuple
 from specllama.core.interfaces import CachingDrafter, Drafter, Proposal
 from specllama.core.policy.base import CHAINS, Draft, DraftBranch, Policy, Round, RoundLimits
 from specllama.core.policy.candidates import CandidateBranch, best_branches
-from specllama.errors import UsageError, option
 
 COPY_FLOOR = 0.5  # a copy less likely than this leaves the round to the draft model
 CATCH_UP_IDS = 128  # most ids that a drafter evaluates at once while other sequences are decoded
@@ -70,8 +69,7 @@ class Fixed(Policy):
     n_min.
 
     The drafters are tried in turn and the first with a draft is used, a head where the draft model before it
-    has none; a copy with a low confidence is ignored if there is a draft model or head. Raises UsageError for
-    impossible settings.
+    has none; a copy with a low confidence is ignored if there is a draft model or head.
     """
 
     def __init__(
@@ -82,12 +80,6 @@ class Fixed(Policy):
         p_min: float = 0.0,
     ) -> None:
         super().__init__(drafters)
-        if n_max < 0 or n_min < 0:
-            raise UsageError(f"{option('draft_max')} and {option('draft_min')} must not be negative")
-        if n_min > n_max:
-            raise UsageError(f"{option('draft_min')} {n_min} is more than {option('draft_max')} {n_max}")
-        if not 0 <= p_min <= 1:
-            raise UsageError(f"must be between 0 and 1, not {p_min:g}", option="draft_p_min")
         self.n_max, self.n_min, self.p_min = n_max, n_min, p_min
         self._seconds: dict[int, float] = {}  # by rows, of the latest round with so many
 

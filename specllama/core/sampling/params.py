@@ -11,93 +11,16 @@ from __future__ import annotations
 import copy
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import InitVar, dataclass, field, fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import InitVar, dataclass
+from functools import partial
 from typing import Any
 
 from specllama.errors import UsageError, option
-
-# The description of a sampling parameter for all fronts, and checks of single values. The parameters
-# themselves are in the table SamplingParams in params.py.
-
+from specllama.option import Option, Scope, option_field, options_of
 
 MAX_BIAS = 1e6
-_MAX_INT = 2**31 - 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parameter:
-    """A sampling parameter as all fronts see it. name: the Python field, the TOML key, and the environment
-    variable after SPECLLAMA_.
-
-    kind: the type of its value on a command line, of a single value where there may be many. flags: on
-    command lines, the preferred one first; () where programs alone give it. low, high: the range of a number.
-    api_fields: its names in request bodies, the preferred one first; () where each API has its own form.
-    step, off, on: the letter of --sampling-seq for the sampling step that it controls, the value that
-    switches that step off, and the one that switches it on where its default does not. file_key: its key in a
-    model's file, after general.sampling., "" for none. stored: whether files and the environment may set it.
-    check: returns the value in its final form or raises UsageError.
-    """
-
-    name: str = ""
-    kind: type
-    default: Any
-    flags: tuple[str, ...]
-    help: str
-    metavar: str | None = None
-    low: float = 0
-    high: float = _MAX_INT
-    many: bool = False
-    stored: bool = True
-    api_fields: tuple[str, ...] = ()
-    step: str = ""
-    off: Any = None
-    on: Any = None
-    file_key: str = ""
-    check: Callable[[Any], Any] | None = None
-
-    @property
-    def has_plain_value(self) -> bool:
-        """Whether a form can ask for it: a number, a switch or texts that files may set."""
-        return self.stored and not isinstance(self.default, Mapping)
-
-    @property
-    def is_number(self) -> bool:
-        return self.kind in (int, float) and not self.many
-
-    def checked(self, value: Any) -> Any:
-        """The value as SamplingParams holds it; None stands for the default. Raises UsageError."""
-        if value is None:
-            return copy.copy(self.default)
-        if self.is_number:
-            self._check_number(value)
-        elif self.kind is bool and not isinstance(value, bool):
-            raise UsageError(f"must be true or false, not {value!r}", option=self.name)
-        return value if self.check is None else self.check(value)
-
-    def _check_number(self, value: Any) -> None:
-        integer = self.kind is int
-        valid = isinstance(value, int if integer else (int, float)) and not isinstance(value, bool)
-        if not valid or not self.low <= value <= self.high:  # NaN is in no range
-            kind = "a whole number" if integer else "a number"
-            raise UsageError(
-                f"must be {kind} from {self.low} to {self.high}, not {value!r}", option=self.name
-            )
-
-
-def parameter(
-    default: Any, kind: type, flags: str, help_: str, *, api_names: str | None = "", **more: Any
-) -> Any:
-    """A dataclass field with its Parameter. flags, api_names: separated by spaces. api_names: more names in
-    request bodies, after the field's own; None: each API has its own form.
-    """
-    names = () if api_names is None else ("", *api_names.split())
-    entry = Parameter(
-        default=default, kind=kind, flags=tuple(flags.split()), help=help_, api_fields=names, **more
-    )
-    if isinstance(default, dict):
-        return field(default_factory=dict, metadata={"parameter": entry})
-    return field(default=default, metadata={"parameter": entry})
+_parameter = partial(option_field, panel="Sampling", scope=Scope.PROJECT, low=0, high=2**31 - 1)
 
 
 def token_limit(value: int) -> int:
@@ -200,171 +123,59 @@ class SamplingParams:
     for the default of any of them. Raises UsageError, which names the field.
     """
 
-    max_tokens: int = parameter(
-        UNTIL_STOP,
-        int,
-        "-n --predict --n-predict",
-        "tokens; -1 until it stops, -2 until the context is full",
-        metavar="N",
-        low=UNTIL_CONTEXT_FULL,
-        check=token_limit,
-        api_names="n_predict",
-    )
-    seed: int | None = parameter(
-        None,
-        int,
-        "--seed -s",
-        "seed (default, or -1: a random one, reported)",
-        metavar="N",
-        low=-1,
-        high=2**64 - 1,
-        check=random_seed,
-    )
-    temperature: float = parameter(
-        0.8,
-        float,
-        "--temp --temperature",
-        "0 takes the likeliest token (default {default})",
-        metavar="T",
-        high=10_000,
-        step="t",
-        off=1.0,
-        file_key="temp",
-    )
-    top_k: int = parameter(
-        40,
-        int,
-        "--top-k",
-        "likeliest tokens kept (default {default}, 0 off)",
-        metavar="N",
-        low=-1,
-        check=off_below_zero,
-        step="k",
-        off=0,
-        file_key="top_k",
-    )
-    top_p: float = parameter(
-        0.95,
-        float,
-        "--top-p",
-        "share of probability kept (default {default}, 1 off)",
-        metavar="P",
-        high=1,
-        step="p",
-        off=1.0,
-        file_key="top_p",
-    )
-    min_p: float = parameter(
-        0.05,
-        float,
-        "--min-p",
-        "least probability, relative to the best (default {default}, 0 off)",
-        metavar="P",
-        high=1,
-        step="m",
-        off=0.0,
-        file_key="min_p",
-    )
-    repeat_penalty: float = parameter(
-        1.0,
-        float,
-        "--repeat-penalty",
-        "divides the logits of recent tokens (default {default}, off)",
-        metavar="N",
-        low=0.01,
-        high=100,
-        step="e",
-        off=1.0,
-        api_names="repetition_penalty",
-        file_key="penalty_repeat",
-    )
-    repeat_last_n: int = parameter(
-        64,
-        int,
-        "--repeat-last-n",
-        "tokens that penalties look back (default {default}, -1 all)",
-        metavar="N",
-        low=-1,
-        file_key="penalty_last_n",
-    )
-    presence_penalty: float = parameter(
-        0.0,
-        float,
-        "--presence-penalty",
-        "subtracted from the logits of recent tokens (default {default})",
-        metavar="N",
-        low=-100,
-        high=100,
-        step="e",
-        off=0.0,
-    )
-    frequency_penalty: float = parameter(
-        0.0,
-        float,
-        "--frequency-penalty",
-        "the same for each occurrence (default {default})",
-        metavar="N",
-        low=-100,
-        high=100,
-        step="e",
-        off=0.0,
-    )
-    logit_bias: Mapping[int, float] = parameter(
-        {}, str, "--logit-bias -l", "ID+BIAS or ID-BIAS", metavar="ID+B", many=True, check=token_biases
-    )
-    ignore_eos: bool = parameter(False, bool, "--ignore-eos", "never choose an end token")
-    infill_sampling: bool = parameter(
-        False,
-        bool,
-        "--infill-sampling",
-        "llama.cpp's infill step, which ends texts early; for filling gaps",
-        step="i",
-        off=False,
-        on=True,
-    )
-    stop: tuple[str, ...] = parameter(
-        (),
-        str,
-        "--stop -r --reverse-prompt",
-        "a text that ends the answer",
-        metavar="TEXT",
-        many=True,
-        check=stop_texts,
-    )
-    json_schema: str | Mapping[str, Any] | bool | None = parameter(
-        None,
-        str,
-        "-j --json-schema",
-        "only JSON of this schema",
-        metavar="SCHEMA",
-        stored=False,
-        check=schema_text,
-    )
-    grammar: str | None = parameter(
-        None,
-        str,
-        "--grammar",
-        "only text of this GBNF (or Lark) grammar",
-        metavar="TEXT",
-        stored=False,
-        check=grammar_text,
-    )
-    logprobs: int | None = parameter(
-        None,
-        int,
-        "--logprobs",
-        "log probabilities with the N likeliest tokens (with --json)",
-        metavar="N",
-        high=MAX_LOGPROBS,
-        stored=False,
-        api_names=None,
-    )
-    stop_token_ids: Sequence[int] = parameter(
-        (), int, "", "tokens that end the answer", many=True, stored=False, check=token_ids
-    )
-    min_tokens: int = parameter(0, int, "", "tokens before which nothing ends it", stored=False)
-    skip_special_tokens: bool = parameter(True, bool, "", "leave control tokens out", stored=False)
-    n: int = parameter(1, int, "", "texts", low=1, high=MAX_CHOICES, stored=False, api_names=None)
+    # fmt: off
+    max_tokens: int = _parameter(
+        UNTIL_STOP, "-n --predict --n-predict", "tokens; -1 until it stops, -2 until the context is full",
+        "N", low=UNTIL_CONTEXT_FULL, check=token_limit, api_names="n_predict")
+    seed: int | None = _parameter(
+        None, "--seed -s", "seed (default, or -1: a random one, reported)", "N", low=-1, high=2**64 - 1,
+        check=random_seed)
+    temperature: float = _parameter(
+        0.8, "--temp --temperature", "0 takes the likeliest token (default {default})", "T", high=10_000,
+        step="t", off=1.0, file_key="temp")
+    top_k: int = _parameter(
+        40, "--top-k", "likeliest tokens kept (default {default}, 0 off)", "N", low=-1, check=off_below_zero,
+        step="k", off=0, file_key="top_k")
+    top_p: float = _parameter(
+        0.95, "--top-p", "share of probability kept (default {default}, 1 off)", "P", high=1, step="p",
+        off=1.0, file_key="top_p")
+    min_p: float = _parameter(
+        0.05, "--min-p", "least probability, relative to the best (default {default}, 0 off)", "P", high=1,
+        step="m", off=0.0, file_key="min_p")
+    repeat_penalty: float = _parameter(
+        1.0, "--repeat-penalty", "divides the logits of recent tokens (default {default}, off)", "N",
+        low=0.01, high=100, step="e", off=1.0, api_names="repetition_penalty", file_key="penalty_repeat")
+    repeat_last_n: int = _parameter(
+        64, "--repeat-last-n", "tokens that penalties look back (default {default}, -1 all)", "N", low=-1,
+        file_key="penalty_last_n")
+    presence_penalty: float = _parameter(
+        0.0, "--presence-penalty", "subtracted from the logits of recent tokens (default {default})", "N",
+        low=-100, high=100, step="e", off=0.0)
+    frequency_penalty: float = _parameter(
+        0.0, "--frequency-penalty", "the same for each occurrence (default {default})", "N", low=-100,
+        high=100, step="e", off=0.0)
+    logit_bias: Mapping[int, float] = _parameter(
+        {}, "--logit-bias -l", "ID+BIAS or ID-BIAS", "ID+B", many=True, check=token_biases)
+    ignore_eos: bool = _parameter(False, "--ignore-eos", "never choose an end token")
+    infill_sampling: bool = _parameter(
+        False, "--infill-sampling", "llama.cpp's infill step, which ends texts early; for filling gaps",
+        step="i", off=False, on=True)
+    stop: tuple[str, ...] = _parameter(
+        (), "--stop -r --reverse-prompt", "a text that ends the answer", "TEXT", many=True, check=stop_texts)
+    json_schema: str | Mapping[str, Any] | bool | None = _parameter(
+        None, "-j --json-schema", "only JSON of this schema", "SCHEMA", stored=False, check=schema_text)
+    grammar: str | None = _parameter(
+        None, "--grammar", "only text of this GBNF (or Lark) grammar", "TEXT", stored=False,
+        check=grammar_text)
+    logprobs: int | None = _parameter(
+        None, "--logprobs", "log probabilities with the N likeliest tokens (with --json)", "N",
+        high=MAX_LOGPROBS, stored=False, api_names=None)
+    stop_token_ids: Sequence[int] = _parameter(
+        (), "", "tokens that end the answer", kind=int, many=True, stored=False, check=token_ids)
+    min_tokens: int = _parameter(0, "", "tokens before which nothing ends it", stored=False)
+    skip_special_tokens: bool = _parameter(True, "", "leave control tokens out", stored=False)
+    n: int = _parameter(1, "", "texts", low=1, high=MAX_CHOICES, stored=False, api_names=None)
+    # fmt: on
     repetition_penalty: InitVar[float | None] = None
 
     def __post_init__(self, repetition_penalty: float | None) -> None:
@@ -373,7 +184,9 @@ class SamplingParams:
         if self.json_schema is not None and self.grammar is not None:
             raise UsageError(f"and {option('grammar')} are both given", option="json_schema")
         for name, entry in PARAMETERS.items():
-            object.__setattr__(self, name, entry.checked(getattr(self, name)))
+            value = getattr(self, name)
+            checked = copy.copy(entry.default) if value is None else entry.checked(value)
+            object.__setattr__(self, name, checked)
         if self.min_tokens > self.max_tokens > 0:
             raise UsageError(
                 f"must not exceed {option('max_tokens')}: {self.min_tokens} is more than {self.max_tokens}",
@@ -418,13 +231,7 @@ def with_steps(letters: str) -> dict[str, object]:
     return off | {name: p.on for name, p in PARAMETERS.items() if p.on is not None and p.step in letters}
 
 
-def _named(entry: Parameter, name: str) -> Parameter:
-    return replace(entry, name=name, api_fields=tuple(n or name for n in entry.api_fields))
-
-
-PARAMETERS: Mapping[str, Parameter] = {
-    f.name: _named(f.metadata["parameter"], f.name) for f in fields(SamplingParams)
-}
+PARAMETERS: Mapping[str, Option] = options_of(SamplingParams)
 """The entry of each field of SamplingParams, by name."""
 DEFAULT_STEPS = "".join(
     letter for letter in STEPS if all(p.on is None for p in PARAMETERS.values() if p.step == letter)

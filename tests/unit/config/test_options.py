@@ -7,19 +7,19 @@ from collections import Counter
 
 import pytest
 
-from specllama.config import options, options_measuring
-from specllama.config.option import Option
+from specllama.config import options
 from specllama.config.options import OF_ONE_MODEL, STORED, as_argument, as_flag
 from specllama.core.sampling.params import PARAMETERS
 from specllama.errors import SpecllamaError, UsageError, option, with_option_names
+from specllama.option import Option
 
 TABLES = {
     "run": options.RUN,
     "chat": options.CHAT,
     "serve": options.SERVE,
-    "bench": options_measuring.BENCH,
-    "tune": options_measuring.TUNE,
-    "rpc-worker": options_measuring.RPC_WORKER,
+    "bench": options.BENCH,
+    "tune": options.TUNE,
+    "rpc-worker": options.RPC_WORKER,
 }
 
 

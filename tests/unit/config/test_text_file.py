@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from specllama.config.option import unescaped
+from specllama.config.forms import unescaped
 from specllama.config.options import as_flag
 from specllama.config.text_file import (
     LONGEST_LINE,

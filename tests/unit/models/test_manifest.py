@@ -136,7 +136,7 @@ def test_a_projects_file_is_bounded(tmp_path: Path) -> None:
     many = "".join(f'[models.m{n}]\nrepo = "a/b"\n' for n in range(1001))
     for text, needle in (
         (start + "#" * (256 << 10), "longer than 256 KiB"),
-        (start + "x = " + "[" * 50_000, "nested more than 16 deep"),
+        (start + "x = " + "[" * 50_000, "nested too deep"),
         (start + "a." * 100_000 + "a = 1", "more than 8 parts"),
         (many, "models: has more than 1000 entries"),
         (start + "aliases = " + str(["a"] * 1001), "line 3: aliases: has more than 1000 entries"),

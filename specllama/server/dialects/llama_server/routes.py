@@ -18,9 +18,10 @@ from specllama.client import protocol
 from specllama.client.model_info import LoadInfo, ModelInfo
 from specllama.client.protocol import Slots, Tokenized
 from specllama.config.text_file import expanded
-from specllama.core.sampling.params import PARAMETERS, Parameter, SamplingParams
+from specllama.core.sampling.params import PARAMETERS, SamplingParams
 from specllama.errors import EngineDiedError, ResourceError, SpecllamaError, UsageError
 from specllama.json_types import JsonObject
+from specllama.option import Option
 from specllama.server.dialects.llama_server.completion import InfillRequest, NativeRequest, NativeWriter
 from specllama.server.dialects.shared.base import ApiRequest, ApiRoute, Dialect, Endpoint
 from specllama.server.dialects.shared.chat_fields import TemplateInput
@@ -109,7 +110,7 @@ def _machine(info: LoadInfo) -> JsonObject:
     }
 
 
-def _described(entry: Parameter, default: Any) -> JsonObject:
+def _described(entry: Option, default: Any) -> JsonObject:
     described: JsonObject = {
         "name": entry.name,
         "type": _KINDS[entry.kind],

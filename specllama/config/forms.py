@@ -1,0 +1,290 @@
+"""How the values of load options are written: on command lines and in files, and as Python gives them.
+
+Most functions take a value and the name of its option, which their errors name; some take the values of all
+options that set a field. Reads templates; of other files only whether they exist.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+from specllama.config.named_templates import named_template
+from specllama.config.text_file import expanded, read_text
+from specllama.errors import NotFoundError, UsageError, option
+from specllama.option import Form, of_kind
+from specllama.rpc.endpoints import endpoints
+
+# Backslash escapes in texts of a command line, as llama.cpp processes them.
+
+
+_ESCAPE = re.compile(rb"\\(?:x([0-9A-Fa-f]{2})|([nrt'\"\\]))")
+_CHARACTERS = {b"n": b"\n", b"r": b"\r", b"t": b"\t"}
+
+
+def unescaped(text: str, name: str) -> str:
+    r"""The text with \n \r \t \' \" \\ as the characters they stand for, and \xHH as a byte of UTF-8; others
+    stay as they are (string_process_escapes of llama.cpp's common.cpp).
+
+    name: of the option. Raises UsageError if the bytes are no text.
+    """
+    data = text.encode("utf-8", "surrogateescape")  # an argument may have bytes that are not UTF-8
+    processed = _ESCAPE.sub(_character, data)
+    if processed == data:
+        return text
+    problem = UsageError(
+        r"has escapes \x that make no text", "each character has to be whole UTF-8", option=name
+    )
+    if b"\0" in processed:
+        raise problem
+    try:
+        return processed.decode("utf-8", "strict" if _is_text(text) else "surrogateescape")
+    except UnicodeDecodeError:
+        raise problem from None
+
+
+def _character(match: re.Match[bytes]) -> bytes:
+    return bytes.fromhex(match[1].decode()) if match[1] else _CHARACTERS.get(match[2], match[2])
+
+
+def _is_text(text: str) -> bool:
+    return not any("\ud800" <= c <= "\udfff" for c in text)
+
+
+AUTO, ALL_LAYERS = -1, -2  # n_gpu_layers: all that fit, all; cache_disk, cache_ram: decided by what is free
+MOST_BYTES = 2**60
+
+
+def _layers(text: str, name: str) -> int:
+    if text in ("auto", "all", "-1", "-2"):
+        return AUTO if text in ("auto", "-1") else ALL_LAYERS
+    if not re.fullmatch("[0-9]{1,9}", text):
+        raise UsageError(f"must be a number of layers from 0, auto or all, not {text!r}", option=name)
+    return int(text)
+
+
+def layers_of(given: int | Literal["auto", "all"], name: str) -> int:
+    """n_gpu_layers as Python gives it."""
+    if given in ("auto", "all"):
+        return AUTO if given == "auto" else ALL_LAYERS
+    if isinstance(given, bool) or not isinstance(given, int) or given < 0:
+        raise UsageError(f'must be a number of layers, "auto" or "all", not {given!r}', option=name)
+    return given
+
+
+def _names(text: str, _name: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def names_of(value: Any, name: str) -> tuple[str, ...]:
+    """A list of names as Python gives it."""
+    if (
+        isinstance(value, str)
+        or not isinstance(value, Sequence)
+        or not all(isinstance(v, str) for v in value)
+    ):
+        raise UsageError(f"must be a list of names, not {value!r}", option=name)
+    return tuple(value)
+
+
+def _overrides(texts: list[str], name: str) -> tuple[tuple[str, str], ...]:
+    overrides = []
+    for part in ",".join(texts).split(","):
+        pattern, equals, buffer = part.rpartition("=")
+        if not equals or not pattern or not buffer:
+            raise UsageError(f"must be PATTERN=BUFFER, not {part!r}", option=name)
+        overrides.append((pattern, buffer))
+    return tuple(overrides)
+
+
+def _shares(text: str, name: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(part) for part in re.split("[,/]", text) if part.strip())
+    except ValueError:
+        raise UsageError(f"must be numbers separated by commas, not {text!r}", option=name) from None
+
+
+def _separated(text: Callable[[str, str], Any], items: Callable[[Any, str], Any], item: str) -> Form:
+    """The form of a list that Python gives as its items, or as the text of a command line. text, items: read
+    these. item: the type of one.
+    """
+
+    def read(value: Any, name: str) -> Any:
+        return text(value, name) if isinstance(value, str) else items(value, name)
+
+    return Form(text, read, f"Sequence[{item}] | str", separated=True)
+
+
+def _list_of(shape: str, item: Callable[[Any], Any]) -> Callable[[Any, str], tuple[Any, ...]]:
+    """The reader of a list in Python. item: reads one of it."""
+
+    def read(value: Any, name: str) -> tuple[Any, ...]:
+        try:
+            return tuple(item(one) for one in value)
+        except (TypeError, ValueError):
+            raise UsageError(f"must be a list of {shape}, not {value!r}", option=name) from None
+
+    return read
+
+
+def _pair(one: Any) -> tuple[str, str]:
+    first, second = one
+    return str(first), str(second)
+
+
+def _scaled_adapter(one: Any) -> tuple[str, float]:
+    path, scale = one
+    return existing_file(os.path.expanduser(os.fspath(path)), "lora"), float(scale)
+
+
+def adapters(given: Mapping[str, Any]) -> tuple[tuple[str, float], ...]:
+    """(path, scale) of all LoRA adapters that the options name. Raises UsageError, NotFoundError."""
+    plain = _adapters(given.get("lora", []), "lora")
+    return plain + _scaled_adapters(given.get("lora_scaled", []), "lora_scaled")
+
+
+def _adapters(paths: list[str], name: str) -> tuple[tuple[str, float], ...]:
+    return tuple((existing_file(path, name), 1.0) for path in paths)
+
+
+def _scaled_adapters(texts: list[str], name: str) -> tuple[tuple[str, float], ...]:
+    adapters = []
+    for text in texts:
+        path, _, given = text.rpartition(":")
+        try:
+            scale = float(given)
+        except ValueError:
+            raise UsageError(f"must be FILE:SCALE, not {text!r}", option=name) from None
+        adapters.append((existing_file(path, name), scale))
+    return tuple(adapters)
+
+
+def existing_file(path: str, name: str) -> str:
+    """The path with the home directory for ~, if there is a file. Raises NotFoundError, UsageError."""
+    if not path or "\0" in path:
+        raise UsageError("needs the path of a file", option=name)
+    try:
+        file = expanded(path)
+        there = file.exists()
+    except OSError as error:
+        raise UsageError(f": {path} cannot be used: {error.strerror or error}", option=name) from None
+    if not there:
+        raise NotFoundError(f": there is no file {path}", "give the path of a GGUF file", option=name)
+    return str(file)
+
+
+def _endpoints(text: str, _name: str) -> tuple[str, ...]:
+    return endpoints(text)
+
+
+def _endpoints_of(value: Any, name: str) -> tuple[str, ...]:
+    return endpoints(names_of(value, name))
+
+
+def disk_bytes(text: str, name: str = "cache_disk") -> int:
+    """Bytes from a size as "8G", "1.5 GB" or "500 MiB"; AUTO from "auto". Raises UsageError."""
+    return _bytes(text, name)
+
+
+def ram_bytes(text: str, name: str = "cache_ram") -> int:
+    """As `disk_bytes`; numbers alone are MiB, and -1 is no limit, as in llama.cpp. Raises UsageError."""
+    if re.fullmatch("[0-9]{1,12}", text.strip()):
+        return min(int(text) << 20, MOST_BYTES)
+    return MOST_BYTES if text.strip() == "-1" else _bytes(text, name, "a number of MiB, -1 for no limit")
+
+
+def _bytes(text: str, name: str, others: str = "") -> int:
+    """others: further forms of the value, for the message."""
+    if text.strip() == "auto":
+        return AUTO
+    match = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,9})?)\s*([kKmMgGtT]?)([iI]?)[bB]?", text.strip())
+    if not match or (not match[2] and (match[3] or float(match[1]) != 0)):
+        forms = ", ".join(filter(None, ("a size with its unit, as 8G or 500M", others)))
+        raise UsageError(f"must be {forms}, auto, or 0 for none, not {text!r}", option=name)
+    unit = float(1024 if match[3] else 1000) ** " kmgt".index(match[2].lower() or " ")
+    return min(round(float(match[1]) * unit), MOST_BYTES)
+
+
+def _size(parse: Callable[[str, str], int]) -> Form:
+    def of(given: int | str, name: str) -> int:
+        return parse(given, name) if isinstance(given, str) else int(of_kind(given, name, int))
+
+    return Form(parse, of, "int | str")
+
+
+def _drafters(text: str, name: str) -> tuple[str, ...]:
+    return _drafters_of(_names(text, name), name)
+
+
+def _drafters_of(value: Any, name: str) -> tuple[str, ...]:
+    names = names_of(value, name)
+    return () if names == ("none",) else names
+
+
+def _draft_max(text: str, name: str) -> int | None:
+    if text == "auto":
+        return None
+    if not re.fullmatch("[0-9]{1,9}", text):
+        hint = f"{option('draft_model')} names a draft model"
+        raise UsageError(f"must be a whole number from 0 or auto, not {text!r}", hint, option=name)
+    return int(text)
+
+
+def draft_tokens_of(given: int | Literal["auto"], name: str) -> int | None:
+    """draft_max as Python gives it."""
+    return None if given == "auto" else int(of_kind(given, name, int))
+
+
+def experts_on_cpu(given: Mapping[str, Any]) -> int:
+    """The layers whose experts stay on the CPU, -1 for all. Raises UsageError."""
+    n_layers = int(given.get("n_cpu_moe", 0))
+    if n_layers < 0:
+        what = f"{option('cpu_moe')} is for all layers"
+        raise UsageError(f"must be a whole number from 0, not {n_layers}", what, option="n_cpu_moe")
+    return -1 if given.get("cpu_moe") else n_layers
+
+
+def template(given: Mapping[str, Any]) -> str:
+    """A chat template: the given one, that of a name, or that of a file. Raises UsageError, NotFoundError."""
+    if len(given) > 1:
+        raise UsageError(f"{option('chat_template')} and {option('chat_template_file')} are both given")
+    if "chat_template_file" in given:
+        return read_text(given["chat_template_file"], "chat_template_file")
+    return named_template(given["chat_template"])
+
+
+def _template(text: Any, name: str) -> str:
+    return named_template(of_kind(text, name, str))
+
+
+def _negated(value: bool, _name: str) -> bool:
+    return not value
+
+
+def _switch(given: Any, name: str) -> Any:
+    return of_kind(given, name, bool)
+
+
+def _tree(given: Any, name: str) -> int | None:
+    """Second candidates of a draft: a number, auto (None) or off (0)."""
+    if given in ("auto", "off"):
+        return None if given == "auto" else 0
+    if isinstance(given, str) and not re.fullmatch("[0-9]{1,9}", given):
+        raise UsageError(f"must be a whole number from 0, auto or off, not {given!r}", option=name)
+    return int(of_kind(int(given) if isinstance(given, str) else given, name, int))
+
+
+LAYERS = Form(_layers, layers_of, "Layers")
+NAMES = _separated(_names, names_of, "str")
+OVERRIDES = Form(_overrides, _list_of("pairs", _pair), "Sequence[tuple[str, str]]", list)
+SHARES = _separated(_shares, _list_of("numbers", float), "float")
+ADAPTERS = Form(_adapters, _list_of("pairs", _scaled_adapter), "Sequence[tuple[str, float]]", list)
+ENDPOINTS = _separated(_endpoints, _endpoints_of, "str")
+DISK_BYTES, RAM_BYTES = _size(disk_bytes), _size(ram_bytes)
+DRAFTER_NAMES = _separated(_drafters, _drafters_of, "str")
+DRAFT_TOKENS = Form(_draft_max, draft_tokens_of, 'int | Literal["auto"]')
+TREE = Form(_tree, _tree, 'int | Literal["auto", "off"]')
+TEMPLATE = Form(_template, _template, "str")
+NEGATED = Form(_negated, _switch, "bool", bool)  # of a flag --no-…
