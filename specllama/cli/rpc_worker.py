@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+from specllama import rpc
 from specllama.cli import console
 from specllama.cli.answer import engine_log
 from specllama.client import protocol
@@ -17,7 +18,6 @@ from specllama.config.store import cache_dir
 from specllama.errors import UsageError
 from specllama.json_types import JsonObject
 from specllama.models.quants import size
-from specllama.rpc import endpoints as rpc
 
 EXAMPLES = """
 Examples:

@@ -15,7 +15,7 @@ from specllama.config.named_templates import named_template
 from specllama.config.text_file import expanded, read_text
 from specllama.errors import NotFoundError, UsageError, option
 from specllama.option import Form, of_kind
-from specllama.rpc.endpoints import endpoints
+from specllama.rpc import endpoints
 
 # Backslash escapes in texts of a command line, as llama.cpp processes them.
 

@@ -38,7 +38,7 @@ from specllama.errors import (
 from specllama.llama.library import KERNELS, Device, devices, show_log
 from specllama.llama.rpc import add_worker, bound_memory, on_abort, require_rpc, serve_devices
 from specllama.models.memory.available import available_memory, physical_cores
-from specllama.rpc.probe import PROBE_SECONDS, PROTOCOL, Worker, find_workers
+from specllama.rpc import PROBE_SECONDS, PROTOCOL, Worker, find_workers
 
 # The cache of tensors that clients have sent to an RPC worker, so that they need not be sent again.
 #

@@ -33,8 +33,7 @@ from specllama.models.hub.env import DEFAULT_ENDPOINT, hub_cache, hub_endpoint, 
 from specllama.models.memory.available import UNKNOWN, available_memory, gpus_present, physical_cores
 from specllama.models.memory.plan import PlanSettings, plan_memory
 from specllama.processor_time import of_tree, output_of, wait_while_working
-from specllama.rpc.endpoints import endpoints
-from specllama.rpc.probe import probe_all
+from specllama.rpc import endpoints, probe_all
 
 _CMAKE = {"cuda": "-DGGML_CUDA=ON", "metal": "-DGGML_METAL=ON", "vulkan": "-DGGML_VULKAN=ON"}
 _COMPILERS = {"cuda": ("nvcc", "the CUDA toolkit"), "vulkan": ("glslc", "the Vulkan SDK")}

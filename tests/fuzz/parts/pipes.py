@@ -156,7 +156,7 @@ class Probe:
         )
 
     def run(self, data: bytes) -> str:
-        from specllama.rpc.probe import probe
+        from specllama.rpc import probe
 
         with _sending(data) as endpoint:
             try:

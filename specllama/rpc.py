@@ -1,7 +1,8 @@
-"""Checks whether an RPC worker that can be used listens at an address.
+"""RPC workers: parses lists of them, resolves addresses (ggml's RPC supports IPv4 only), and checks whether a
+usable one listens there. Knows nothing of llama.cpp.
 
-Speaks the start of ggml's protocol over plain sockets, so that a wrong host, another version or a web server
-gives an error with a reason: ggml itself aborts the process in all these cases.
+The check speaks the start of ggml's protocol over plain sockets, so that a wrong host, another version or a
+web server gives an error with a reason: ggml itself aborts the process in all these cases.
 
 Format, little-endian: a request is a command (1 byte), a size (8 bytes) and data; a response is a size
 (8 bytes) and data. Source: ggml-rpc.cpp in llama-cpp-python 0.3.36.
@@ -10,15 +11,92 @@ Format, little-endian: a request is a command (1 byte), a size (8 bytes) and dat
 from __future__ import annotations
 
 import contextlib
+import errno
+import re
 import socket
 import struct
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from specllama.clock import ended, running_time, wait_until
-from specllama.errors import NetworkError, SpecllamaError, UsageError
-from specllama.rpc.endpoints import PORT, find_worker
+from specllama.errors import NetworkError, ResourceError, SpecllamaError, UsageError, option
+
+PORT = 50052
+MAX_WORKERS = 16  # llama_max_devices()
+_HOST = r"[A-Za-z0-9._-]{1,253}"
+
+
+def endpoints(given: str | Sequence[str]) -> tuple[str, ...]:
+    """Workers as "host:port", from a comma-separated string or a list; the port may be omitted. Raises
+    UsageError.
+    """
+    parts = given.split(",") if isinstance(given, str) else given
+    parsed = [_endpoint(part) for part in parts]
+    if len(parsed) > MAX_WORKERS:
+        raise UsageError(f"takes {MAX_WORKERS} workers at most, not {len(parsed)}", option="rpc")
+    for i, one in enumerate(parsed):
+        if one in parsed[:i]:
+            raise UsageError(f"names the worker {one} twice", option="rpc")
+    return tuple(parsed)
+
+
+def _endpoint(text: str) -> str:
+    text = text.strip()
+    if text.count(":") > 1:
+        supported = "ggml's RPC supports IPv4 addresses and host names only"
+        raise UsageError(f": {text!r} is not host:port; {supported}", option="rpc")
+    match = re.fullmatch(rf"({_HOST})(?::([0-9]{{1,5}}))?", text)
+    port = int(match[2] or PORT) if match else 0
+    if not match or not 0 < port < 1 << 16:
+        form = "host:port (or several, separated by commas)"
+        raise UsageError(f"must be {form}, not {text[:80]!r}", option="rpc")
+    return f"{match[1].lower()}:{port}"
+
+
+def find_worker(endpoint: str) -> tuple[str, int]:
+    """The IPv4 address and port of "host:port". Raises NetworkError if the name cannot be resolved."""
+    host, _, port = endpoint.rpartition(":")
+    try:
+        addresses = socket.getaddrinfo(host, int(port), socket.AF_INET, socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise NetworkError(
+            f"the RPC worker {endpoint} cannot be found: {reason}", "check the name, or give its IPv4 address"
+        ) from None
+    return str(addresses[0][4][0]), int(port)
+
+
+def listen_address(host: str, port: int) -> tuple[str, int]:
+    """The IPv4 address and port at which a worker can listen; port 0 becomes a free one. Raises UsageError if
+    the host is not an address of this machine, ResourceError if the port is in use or not permitted.
+    """
+    if not 0 <= port < 1 << 16:
+        raise UsageError(f"must be from 0 to 65535, not {port}", option="port")
+    if ":" in host:
+        raise UsageError(
+            f"{host}: ggml's RPC supports IPv4 only", "give an IPv4 address, as 127.0.0.1", option="host"
+        )
+    try:
+        if not re.fullmatch(_HOST, host):
+            raise OSError
+        address = socket.getaddrinfo(host, port, socket.AF_INET, socket.SOCK_STREAM)[0][4][0]
+    except (OSError, UnicodeError):
+        raise UsageError(
+            f"{host[:80]!r} is not an address", "give an IPv4 address, as 127.0.0.1", option="host"
+        ) from None
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            sock.bind((address, port))
+            return str(address), int(sock.getsockname()[1])
+        except OSError as error:
+            if error.errno == errno.EADDRNOTAVAIL:
+                raise UsageError(f"{host} is not an address of this machine", option="host") from None
+            reason = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be used: {error.strerror}"
+            hint = f"choose another {option('port')}"
+            raise ResourceError(f"port {port} of {address} {reason}", hint) from None
+
 
 PROTOCOL = (7, 0)  # RPC_PROTO_MAJOR_VERSION, and the newest MINOR that this build's client accepts
 PROBE_SECONDS = 5.0

@@ -13,10 +13,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from specllama import rpc as module
 from specllama.errors import NetworkError, ResourceError, UsageError
-from specllama.rpc import probe as module
-from specllama.rpc.endpoints import endpoints, listen_address
-from specllama.rpc.probe import Worker, find_workers, probe, probe_all
+from specllama.rpc import Worker, endpoints, find_workers, listen_address, probe, probe_all
 from specllama.worker import rpc as sockets
 
 Serve = Callable[[socket.socket], None]
