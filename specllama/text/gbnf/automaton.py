@@ -383,7 +383,7 @@ def check_lengths(rules: Rules) -> bool:
     settle(rules, update)
     long = next((name for name, length in lengths.items() if MAX_LENGTH < length < math.inf), None)
     if long is not None:
-        why = f"the shortest text of rule {long!r} has more than {MAX_LENGTH} characters"
+        why = f"the shortest text of rule {long!r:.80} has more than {MAX_LENGTH} characters"
         raise UsageError(f"the grammar cannot be used: {why}")
     return all(length < math.inf for length in lengths.values())
 

@@ -201,7 +201,7 @@ def left_recursive(rules: Rules, nodes: Iterable[Node]) -> str | None:
     except CycleError as error:
         names = sorted({key for key in error.args[1] if isinstance(key, str)})
         if names:
-            return f"rule {names[0]!r} begins with itself (left recursion)"
+            return f"rule {names[0]!r:.80} begins with itself (left recursion)"
         return "a repetition repeats what may be empty (left recursion)"
     return None
 
@@ -266,7 +266,7 @@ def parse(text: str, token_id: Callable[[str], int | None]) -> Rules:
     refs = (node.name for node in nodes if isinstance(node, RuleRef))
     missing = next((name for name in refs if name not in rules), None)
     if missing is not None:
-        raise _refused(f"there is no rule {missing!r}")
+        raise _refused(f"there is no rule {missing!r:.80}")
     if "root" not in rules:
         raise _refused("there is no rule 'root', with which llama.cpp begins")
     if (why := left_recursive(rules, nodes)) is not None:
