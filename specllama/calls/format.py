@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from specllama.calls.history import (
@@ -148,33 +148,22 @@ def without_marks(value: Any) -> Any:
     return value
 
 
+def _any_of(tokens: Collection[str]) -> str:
+    return "|".join(re.escape(token) for token in sorted(tokens, key=len, reverse=True)) or "(?!)"
+
+
 def marked(text: str, tokens: Collection[str]) -> str:
     """A text of the format with its tokens marked."""
-    if not tokens:
-        return text
-    longest = "|".join(re.escape(token) for token in sorted(tokens, key=len, reverse=True))
-    return re.sub(longest, lambda match: SHOWN + match.group(), text)
+    return re.sub(_any_of(tokens), lambda match: SHOWN + match.group(), text)
 
 
 def with_tokens(parts: Sequence[PromptPart], tokens: Collection[str]) -> list[PromptPart]:
     """The parts of a rendered prompt, in which marked tokens are control tokens."""
-    if not any(SHOWN in part.text for part in parts):
-        return list(parts)
-    return list(_split(parts, tokens))
-
-
-def _split(parts: Sequence[PromptPart], tokens: Collection[str]) -> Iterator[PromptPart]:
-    longest = "|".join(re.escape(token) for token in sorted(tokens, key=len, reverse=True)) or "(?!)"
-    pattern = re.compile(f"{SHOWN}({longest})|{SHOWN}")
+    pattern, split = re.compile(f"{SHOWN}({_any_of(tokens)})|{SHOWN}"), list[PromptPart]()
     for part in parts:
         done = 0
         for match in pattern.finditer(part.text):
-            yield from _part(part.text[done : match.start()], part.parse_special)
-            yield from _part(match.group(1) or "", True)
+            split += [replace(part, text=part.text[done : match.start()]), PromptPart(match[1] or "", True)]
             done = match.end()
-        yield from _part(part.text[done:], part.parse_special)
-
-
-def _part(text: str, special: bool) -> Iterator[PromptPart]:
-    if text:
-        yield PromptPart(text, special)
+        split.append(replace(part, text=part.text[done:]))
+    return [part for part in split if part.text]
