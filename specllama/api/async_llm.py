@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from specllama.api.base import BaseLLM
 from specllama.api.outputs import Delta, PendingCompletion, PendingRequest, RequestOutput
@@ -28,6 +28,8 @@ from specllama.client import protocol
 from specllama.client.client import EngineClient, Submission
 from specllama.errors import SpecllamaError, UsageError
 from specllama.text.prompt_parts import template_variables
+
+Read = TypeVar("Read")
 
 # Carries messages from the client's reader thread to the event loop of a request.
 
@@ -107,7 +109,8 @@ class AsyncLLM(BaseLLM):
         Leaving the loop, closing the generator and cancelling the task end the generation. request_id: for
         `abort`. See LLM.generate for the rest.
         """
-        return self._outputs(self._request_of(source(prompt), sampling_params, n, speculate, {}, request_id))
+        request = self._request_of(source(prompt), sampling_params, n, speculate, {}, request_id)
+        return self._read(request, lambda _: request.output())
 
     def chat(
         self,
@@ -126,9 +129,8 @@ class AsyncLLM(BaseLLM):
         variables = template_variables(chat_template_kwargs)
         offered = history.tools(tools, tool_choice, parallel_tool_calls)
         given = conversation(messages)
-        return self._outputs(
-            self._request_of(given, sampling_params, n, speculate, variables, request_id, offered)
-        )
+        request = self._request_of(given, sampling_params, n, speculate, variables, request_id, offered)
+        return self._read(request, lambda _: request.output())
 
     def stream(
         self,
@@ -142,7 +144,8 @@ class AsyncLLM(BaseLLM):
         """Continue a prompt, or answer messages, piece by piece."""
         variables = template_variables(chat_template_kwargs)
         given = prompt_or_messages(prompt)
-        return self._deltas(self._request_of(given, sampling_params, 1, speculate, variables, request_id))
+        request = self._request_of(given, sampling_params, 1, speculate, variables, request_id)
+        return self._read(request, request.delta)
 
     async def get_tokenizer(self) -> Tokenizer:
         """See LLM.get_tokenizer. Its methods wait for the engine: call them by asyncio.to_thread."""
@@ -200,36 +203,22 @@ class AsyncLLM(BaseLLM):
         (request,) = self._requests([given], params, n, speculate, variables, request_id, tools)
         return request
 
-    async def _outputs(self, request: PendingRequest) -> AsyncGenerator[RequestOutput, None]:
-        inbox = self._enter(request)
-        try:
-            inbox.start(await self._client())
-            while not request.finished:
-                await inbox.take()
-                yield request.output()
-        finally:
-            self._leave(inbox)
-
-    async def _deltas(self, request: PendingRequest) -> AsyncGenerator[Delta, None]:
-        inbox = self._enter(request)
-        try:
-            inbox.start(await self._client())
-            while not request.finished:
-                yield request.delta(await inbox.take())
-        finally:
-            self._leave(inbox)
-
-    def _enter(self, request: PendingRequest) -> AsyncInbox:
+    async def _read(
+        self, request: PendingRequest, made: Callable[[list[protocol.SequenceDelta]], Read]
+    ) -> AsyncGenerator[Read, None]:
+        """Submit a request, and yield what is made of the deltas that arrive together."""
         inbox = AsyncInbox(request)
         if self._running.setdefault(request.request_id, inbox) is not inbox:
             raise UsageError(
                 f"there is a request {request.request_id!r} already", "give each its own request_id"
             )
-        return inbox
-
-    def _leave(self, inbox: AsyncInbox) -> None:
-        self._running.pop(inbox.request.request_id, None)
-        inbox.leave()
+        try:
+            inbox.start(await self._client())
+            while not request.finished:
+                yield made(await inbox.take())
+        finally:
+            del self._running[request.request_id]
+            inbox.leave()
 
 
 def _load(engine: EngineSession, loaded: Future[None]) -> None:

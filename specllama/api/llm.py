@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 from collections.abc import Callable, Generator, Mapping, Sequence
-from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -127,38 +127,47 @@ class LLM(BaseLLM):
         self, requests: Sequence[PendingRequest], use_tqdm: bool | Callable[..., Any]
     ) -> list[RequestOutput]:
         bar = _progress_bar(use_tqdm, len(requests))
-        client, inbox = self._engine.client(), _Inbox()
-        submitted: list[Submission] = []
+        try:
+            for request, ended, _ in self._read(requests):
+                if bar is not None and ended and request.finished:
+                    bar.update(1)
+        finally:
+            if bar is not None:
+                bar.close()
+        return [request.output() for request in requests]
+
+    def _deltas(self, request: PendingRequest) -> Generator[Delta, None, None]:
+        with contextlib.closing(self._read([request])) as messages:
+            for _, _, delta in messages:
+                if delta is not None:
+                    yield request.delta([delta])
+
+    def _read(
+        self, requests: Sequence[PendingRequest]
+    ) -> Generator[tuple[PendingRequest, bool, protocol.SequenceDelta | None], None, None]:
+        """Submit requests; yields, for each message until all texts have ended, its request, whether a text
+        has ended, and its delta. Raises the engine's errors.
+        """
+        client, submitted = self._engine.client(), list[Submission]()
+        inbox: _Inbox = queue.SimpleQueue()
         try:
             for request in requests:
-                submitted += request.submit(client, partial(_deliver, inbox, request))
+
+                def deliver(
+                    completion: PendingCompletion,
+                    message: protocol.Message | SpecllamaError,
+                    request: PendingRequest = request,
+                ) -> None:
+                    inbox.put((request, completion, message))
+
+                submitted += request.submit(client, deliver)
             left = len(submitted)
             while left:
                 request, completion, message = inbox.get()
                 if isinstance(message, SpecllamaError):
                     raise _named(message, requests, request)
-                completion.take(message)
-                left -= isinstance(message, protocol.Done)
-                if bar is not None and isinstance(message, protocol.Done) and request.finished:
-                    bar.update(1)
-        finally:
-            if bar is not None:
-                bar.close()
-            for submission in submitted:
-                submission.discard()
-        return [request.output() for request in requests]
-
-    def _deltas(self, request: PendingRequest) -> Generator[Delta, None, None]:
-        inbox = _Inbox()
-        submitted: list[Submission] = []
-        try:
-            submitted = request.submit(self._engine.client(), partial(_deliver, inbox, request))
-            while not request.finished:
-                _, completion, message = inbox.get()
-                if isinstance(message, SpecllamaError):
-                    raise message
-                if (delta := completion.take(message)) is not None:
-                    yield request.delta([delta])
+                left -= (ended := isinstance(message, protocol.Done))
+                yield request, ended, completion.take(message)
         finally:
             for submission in submitted:
                 submission.discard()
@@ -171,15 +180,6 @@ def _progress_bar(use_tqdm: bool | Callable[..., Any], n: int) -> Any:
 
         use_tqdm = tqdm
     return use_tqdm(total=n, desc="Processed prompts") if callable(use_tqdm) else None
-
-
-def _deliver(
-    inbox: _Inbox,
-    request: PendingRequest,
-    completion: PendingCompletion,
-    message: protocol.Message | SpecllamaError,
-) -> None:
-    inbox.put((request, completion, message))
 
 
 def _named(
