@@ -121,6 +121,7 @@ class OllamaRequest(ThinkingFields, GenerationFields):
             )
         if self.speculation.trace:
             raise FieldError("speculation.trace is for the routes below /v1 only", "speculation.trace")
+        _ = self.n_logprobs
 
     def _parameters(self) -> list[Restriction]:
         return self.options.restricting_parameters()

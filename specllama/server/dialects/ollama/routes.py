@@ -214,7 +214,6 @@ def _refusal(message: str) -> Endpoint:
 
 async def _info(api: ApiRequest, body: OllamaRequest) -> LoadInfo:
     """The model's description, after checks that depend on it. Raises FieldError."""
-    _ = body.n_logprobs
     api.check_model(body.model or None)
     info = await api.supervisor.load()
     if body.think and not info.details.template_reasons:
