@@ -28,19 +28,20 @@ MIN_ROUNDS = 4  # of a width in an answer, for a time
 @dataclass(frozen=True, slots=True)
 class BenchConfig:
     """draft_max: a draft length, as in LoadSettings: 0 plain decoding, None auto, else a fixed length.
-    kernels: False for an engine without specllama's kernels. priced: False without draft models and heads.
+    kernels: False for an engine without specllama's kernels. runs_models: False without draft models and
+    heads.
     """
 
     draft_max: int | None
     kernels: bool = True
-    priced: bool = True
+    runs_models: bool = True
 
     @property
     def name(self) -> str:
         if not self.kernels:
             return LLAMA_CPP
         if self.draft_max is None:
-            return AUTO if self.priced else COPY
+            return AUTO if self.runs_models else COPY
         return str(self.draft_max) if self.draft_max else PLAIN
 
 
@@ -112,7 +113,7 @@ def configs(
     heads too.
     """
     own = [BenchConfig(0, kernels=False)] if without_kernels else []
-    alone = [BenchConfig(None, priced=False)] if copies else []
+    alone = [BenchConfig(None, runs_models=False)] if copies else []
     if not speculation:
         return [BenchConfig(0), *own]
     return [BenchConfig(0), *own, *(BenchConfig(k) for k in sorted(set(lengths))), *alone, BenchConfig(None)]
@@ -214,7 +215,7 @@ class BenchRunner:
         client = self.client if step.config.kernels else self.without_kernels
         assert client is not None
         if step.config != self._config:
-            client.configure(step.config.draft_max, priced=step.config.priced)
+            client.configure(step.config.draft_max, runs_models=step.config.runs_models)
             self._config = step.config
         if self._last_prompt.get(step.config.kernels) == step.case.prompt:
             self._generate(client, _FILLER, {"max_tokens": 1, "temperature": 0}, None)

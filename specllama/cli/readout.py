@@ -21,8 +21,8 @@ def start_line(info: LoadInfo, structured: bool = False) -> str:
     """
     if info.off_reason:
         return f"speculation off: {info.off_reason}"
-    priced, forced = info.details.priced, info.details.forced
-    parts = [name for name in info.drafters if name not in priced and (structured or name not in forced)]
+    models, forced = info.model_based, info.forced
+    parts = [name for name in info.drafters if name not in models and (structured or name not in forced)]
     if not parts and not info.draft:
         return f"speculation off: the only drafter is {', '.join(forced)}, and there is no grammar"
     length = "auto" if info.draft_max is None else f"up to {info.draft_max}"

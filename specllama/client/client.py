@@ -129,14 +129,14 @@ class EngineClient:
         draft_max: int | None = None,
         draft_min: int = 0,
         draft_p_min: float = 0.0,
-        priced: bool = True,
+        runs_models: bool = True,
     ) -> None:
-        """Change how the idle engine drafts (see LoadSettings), without loading again. priced: False leaves
-        draft models and heads out.
+        """Change how the idle engine drafts (see LoadSettings), without loading again. runs_models: False
+        leaves draft models and heads out.
 
         Raises UsageError for impossible settings, EngineError if the engine is busy.
         """
-        self._control(protocol.Configure(draft_max, draft_min, draft_p_min, priced), protocol.Configured)
+        self._control(protocol.Configure(draft_max, draft_min, draft_p_min, runs_models), protocol.Configured)
 
     def inspect(self) -> BuildInfo:
         """The version, features and devices of this build of llama.cpp."""

@@ -5,7 +5,7 @@ Plain data that crosses the pipe; knows no messages.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 
 from specllama.calls.formats import choose, named
 from specllama.calls.scanner import CallReader, ChannelReader
@@ -58,28 +58,12 @@ class ModelInfo:
     n_gpu_layers: int
 
 
-@dataclass(frozen=True, slots=True)
-class LoadDetails:
-    """Facts about a load for the program itself, which `LLM.info` does not have.
-
-    priced, forced: the drafters that are a model, and those of what a grammar forces. call_format: name of
-    the format in which the model writes tool calls; call_tokens: its texts that are control tokens;
-    template_reasons: whether the chat template knows reasoning. architecture, n_layer: of the target's file.
-    infill: whether the vocabulary has tokens for filling a gap. host_bytes, device_bytes: memory of all
-    models by the plan. gpus: the GPUs of the build, with the memory that is free after the load.
-    """
-
-    priced: tuple[str, ...] = ()
-    forced: tuple[str, ...] = ()
-    call_format: str = ""
-    call_tokens: tuple[str, ...] = ()
-    template_reasons: bool = False
-    infill: bool = False
-    architecture: str = ""
-    n_layer: int = 0
-    host_bytes: int = 0
-    device_bytes: int = 0
-    gpus: tuple[DeviceInfo, ...] = ()
+# fmt: off
+_INTERNAL = {  # fields of LoadInfo that `LLM.info` does not have
+    "model_based", "forced", "call_format", "call_tokens", "template_reasons", "infill", "architecture",
+    "n_layer", "host_bytes", "device_bytes", "gpus",
+}
+# fmt: on
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +79,13 @@ class LoadInfo:
     file_bytes: of the target's file. end_ids: tokens that end a generation. sampling: defaults of the program
     and of the model's file. template: the source of the chat template, "" where there is none;
     template_works: whether it can be used.
+
+    The fields of _INTERNAL are for the program itself: model_based, forced: the drafters that are a model and
+    those of what a grammar forces. call_format: name of the format in which the model writes tool calls;
+    call_tokens: its texts that are control tokens; template_reasons: whether the chat template knows
+    reasoning. architecture, n_layer: of the target's file. infill: whether the vocabulary has tokens for
+    filling a gap. host_bytes, device_bytes: memory of all models by the plan. gpus: the GPUs of the build,
+    with the memory that is free after the load.
     """
 
     target: ModelInfo
@@ -122,13 +113,23 @@ class LoadInfo:
     eos_token: str
     head: str = ""
     head_in_target: bool = False
-    details: LoadDetails = field(default_factory=LoadDetails)
+    model_based: tuple[str, ...] = ()
+    forced: tuple[str, ...] = ()
+    call_format: str = ""
+    call_tokens: tuple[str, ...] = ()
+    template_reasons: bool = False
+    infill: bool = False
+    architecture: str = ""
+    n_layer: int = 0
+    host_bytes: int = 0
+    device_bytes: int = 0
+    gpus: tuple[DeviceInfo, ...] = ()
 
     @property
     def gpu_share(self) -> float:
         """The share of the target's layers that is on GPUs."""
         on_gpu = self.target.n_gpu_layers
-        return 1.0 if on_gpu < 0 else min(1.0, on_gpu / (self.details.n_layer + 1))
+        return 1.0 if on_gpu < 0 else min(1.0, on_gpu / (self.n_layer + 1))
 
     @property
     def has_draft_model(self) -> bool:
@@ -139,13 +140,13 @@ class LoadInfo:
 
     def answer_reader(self, tools: Tools | None) -> CallReader | None:
         """What reads calls of these tools, and channels, in a chat's answer; None where all of it is text."""
-        form, own = named(self.details.call_format), choose(self.template)
+        form, own = named(self.call_format), choose(self.template)
         channels = own if own.reasons else form
         if tools is None:
-            return channels.reader(NO_TOOLS, self.details.call_tokens) if channels.reasons else None
+            return channels.reader(NO_TOOLS, self.call_tokens) if channels.reasons else None
         if channels is form:
-            return form.reader(tools, self.details.call_tokens)
-        return ChannelReader(channels.reader(NO_TOOLS, self.details.call_tokens), form.reader(tools, ()))
+            return form.reader(tools, self.call_tokens)
+        return ChannelReader(channels.reader(NO_TOOLS, self.call_tokens), form.reader(tools, ()))
 
     @property
     def speculation(self) -> str:
@@ -159,7 +160,7 @@ class LoadInfo:
 
     def to_dict(self) -> JsonObject:
         """As plain data with the keys that `LLM.info` has."""
-        fields = {name: value for name, value in asdict(self).items() if name != "details"}
+        fields = {name: value for name, value in asdict(self).items() if name not in _INTERNAL}
         renamed = {
             "most_drafted": fields.pop("longest_draft"),
             "reason": fields.pop("off_reason"),

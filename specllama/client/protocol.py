@@ -128,13 +128,13 @@ class Calibrate:
 @dataclass(frozen=True, slots=True)
 class Configure:
     """To the engine, when idle: draft in another way from now on (LoadSettings' draft_max, draft_min,
-    draft_p_min). priced: False leaves draft models and heads out.
+    draft_p_min). runs_models: False leaves draft models and heads out.
     """
 
     draft_max: int | None = None
     draft_min: int = 0
     draft_p_min: float = 0.0
-    priced: bool = True
+    runs_models: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ Loaded = Callable[[str, LoadInfo], None]
 
 
 def _in_memory(service: Service) -> LoadedModel:
-    memory, lease = service.supervisor.info.details, service.lease
+    memory, lease = service.supervisor.info, service.lease
     sizes = memory.host_bytes, memory.device_bytes
     return LoadedModel(service.model.path, lease.n_users > 0, lease.used_at, *sizes)
 

@@ -76,11 +76,11 @@ class MemoryLedger:
 
     def loaded(self, info: LoadInfo) -> None:
         """Record that a model was loaded."""
-        self._gpus, self._freed = info.details.gpus, 0
+        self._gpus, self._freed = info.gpus, 0
 
     def unloaded(self, info: LoadInfo) -> None:
         """Record that a model was unloaded."""
-        self._freed += info.details.device_bytes
+        self._freed += info.device_bytes
 
 
 def _mapped(supervisor: Supervisor) -> int:

@@ -105,7 +105,7 @@ def _of(models: ModelPool, url: str) -> RunningServer:
         if lease.state == "loading":
             in_memory.append(ModelInMemory(service.name, service.model.path, "loading"))
         elif lease.state == "loaded" and info is not None:
-            n_bytes = info.details.host_bytes + info.details.device_bytes
+            n_bytes = info.host_bytes + info.device_bytes
             in_memory.append(
                 ModelInMemory(
                     service.name, info.target.path, "loaded", info.n_ctx, info.n_slots, n_bytes,

@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Sequence
 
-from specllama.client.model_info import BuildInfo, DeviceInfo, LoadDetails, LoadInfo, ModelInfo
+from specllama.client.model_info import BuildInfo, DeviceInfo, LoadInfo, ModelInfo
 from specllama.config.load import AUTO
 from specllama.core.sampling.params import SamplingParams
 from specllama.drafters import words_of
@@ -67,19 +67,12 @@ def load_info(loaded: Loaded, template_works: bool, notes: Sequence[Note], calls
         template_works=template_works,
         bos_token=model.token_text(model.bos_id),
         eos_token=model.token_text(model.eos_id),
-        details=_details(loaded, calls),
-    )
-
-
-def _details(loaded: Loaded, calls: ToolCalls) -> LoadDetails:
-    header, plan = loaded.header, loaded.plan
-    return LoadDetails(
-        priced=tuple(words_of([d for d in loaded.drafters if d.runs_model])),
+        model_based=tuple(words_of([d for d in loaded.drafters if d.runs_model])),
         forced=tuple(d.name for d in loaded.drafters if d.forces),
         call_format=calls.format.name,
         call_tokens=tuple(calls.tokens),
         template_reasons=calls.reasons,
-        infill=not fim_tokens(loaded.model).missing,
+        infill=not fim_tokens(model).missing,
         architecture=header.architecture,
         n_layer=header.n_layer,
         host_bytes=plan.host,

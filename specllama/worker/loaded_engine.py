@@ -162,7 +162,7 @@ class LoadedEngine:
             draft_min=message.draft_min,
             draft_p_min=message.draft_p_min,
         )
-        self.engine.policy = self.loaded.policy(message.priced)
+        self.engine.policy = self.loaded.policy(message.runs_models)
         self.send(protocol.Configured())
 
     def _generate(self, message: protocol.Generate, size: int) -> None:

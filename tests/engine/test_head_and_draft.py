@@ -215,11 +215,11 @@ def test_what_is_reported(front: Callable[..., Front], files: dict[str, Path]) -
         str(files["mimo2 draft"]), "MTP, 1 layer", True,
     )  # fmt: skip
     assert (info.has_draft_model, info.verdict, info.n_ctx_draft) == (True, "identical", 512)
-    assert (info.drafters, info.details.priced) == (("grammar", "copy", "model"), ("model",))
+    assert (info.drafters, info.model_based) == (("grammar", "copy", "model"), ("model",))
     assert notices(one) == []
     plan = loaded(one).plan
     assert plan.head is not None
-    assert info.details.host_bytes == plan.host
+    assert info.host_bytes == plan.host
     without = front(files["mimo2"], files["mimo2"]), front(files["promise"], files["mimo2 draft"])
     keys = [loaded(one).profile.pair for one in (one, *without)]
     assert keys[0]["draft"] == keys[2]["draft"]

@@ -22,7 +22,7 @@ def config(name: str) -> BenchConfig:
     if name == LLAMA_CPP:
         return BenchConfig(0, kernels=False)
     if name == COPY:
-        return BenchConfig(None, priced=False)
+        return BenchConfig(None, runs_models=False)
     return BenchConfig({"plain": 0, "auto": None}.get(name, int(name) if name.isdigit() else None))
 
 

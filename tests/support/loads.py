@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
-from specllama.client.model_info import LoadDetails, LoadInfo, ModelInfo
+from specllama.client.model_info import LoadInfo, ModelInfo
 from specllama.core.sampling.params import SamplingParams
 
 TARGET = ModelInfo("models/big.gguf", "big", 10**9, "Q4_0", 0)
@@ -33,11 +33,11 @@ _INFO = LoadInfo(
     template_works=False,
     bos_token="<s>",
     eos_token="</s>",
-    details=LoadDetails(priced=("model",), forced=("grammar",)),
+    model_based=("model",),
+    forced=("grammar",),
 )
 
 
 def load_info(**changes: Any) -> LoadInfo:
-    """The description of a load, with some fields of it or of its details changed."""
-    details = {f.name: changes.pop(f.name) for f in fields(LoadDetails) if f.name in changes}
-    return replace(_INFO, **changes, details=replace(_INFO.details, **details))
+    """The description of a load, with some fields of it changed."""
+    return replace(_INFO, **changes)

@@ -167,13 +167,13 @@ def _measure(
 def _ways(plan: BenchPlan, info: LoadInfo) -> list[BenchConfig]:
     """The configurations to measure; copying alone too where a draft model or head drafts besides it."""
     names = _drafters(info)
-    priced = [name for name in names if name in info.details.priced]
-    return configs(plan.lengths, bool(names), plan.without_kernels, 0 < len(priced) < len(names))
+    n_models = sum(name in info.model_based for name in names)
+    return configs(plan.lengths, bool(names), plan.without_kernels, 0 < n_models < len(names))
 
 
 def _drafters(info: LoadInfo) -> list[str]:
     """The drafters that need no grammar."""
-    return [name for name in info.drafters if name not in info.details.forced] if not info.off_reason else []
+    return [name for name in info.drafters if name not in info.forced] if not info.off_reason else []
 
 
 def _show(given: Mapping[str, Any], plan: BenchPlan, results: BenchResults, exact: bool) -> None:

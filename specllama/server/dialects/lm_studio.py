@@ -32,7 +32,7 @@ async def _entry(api: ApiRequest, listing: ListedModel) -> JsonObject:
 def entry(listing: ListedModel, facts: LoadInfo | ModelDetails) -> JsonObject:
     """One model. facts: from its last load or its header."""
     quant = facts.target.quant if isinstance(facts, LoadInfo) else facts.quant
-    architecture = facts.details.architecture if isinstance(facts, LoadInfo) else facts.architecture
+    architecture = facts.architecture
     chats = facts.template_works if isinstance(facts, LoadInfo) else bool(facts.template)
     shown: JsonObject = {
         "id": listing.name,

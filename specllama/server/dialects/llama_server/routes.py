@@ -96,16 +96,14 @@ def _speculation(info: LoadInfo, decode_seconds: Sequence[tuple[int, float]]) ->
 
 
 def _machine(info: LoadInfo) -> JsonObject:
-    details = info.details
     return {
         "n_threads": info.n_threads,
         "n_gpu_layers": info.target.n_gpu_layers,
-        "n_layer": details.n_layer,
-        "host_bytes": details.host_bytes,
-        "device_bytes": details.device_bytes,
+        "n_layer": info.n_layer,
+        "host_bytes": info.host_bytes,
+        "device_bytes": info.device_bytes,
         "gpus": [
-            {"name": gpu.description or gpu.name, "free": gpu.free, "total": gpu.total}
-            for gpu in details.gpus
+            {"name": gpu.description or gpu.name, "free": gpu.free, "total": gpu.total} for gpu in info.gpus
         ],
     }
 
@@ -137,7 +135,7 @@ def _capabilities(info: LoadInfo) -> dict[str, bool]:
     )  # fmt: skip
     return {
         **{f"supports_{name}": works for name in features},
-        "supports_preserve_reasoning": works and info.details.template_reasons,
+        "supports_preserve_reasoning": works and info.template_reasons,
         "supports_reasoning_effort": "reasoning_effort" in info.template,
     }
 

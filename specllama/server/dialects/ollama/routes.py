@@ -190,7 +190,7 @@ async def generate(api: ApiRequest) -> Response:
     info = await _info(api, body)
     if not body.prompt and not body.suffix:
         return await _loaded(api, body, chat=False)
-    if body.suffix and not info.details.infill:
+    if body.suffix and not info.infill:
         name = body.model or api.service.name
         raise FieldError(f'"{name}" does not support insert, its vocabulary has no tokens for it', "suffix")
     if not info.template_works:
@@ -216,7 +216,7 @@ async def _info(api: ApiRequest, body: OllamaRequest) -> LoadInfo:
     """The model's description, after checks that depend on it. Raises FieldError."""
     api.check_model(body.model or None)
     info = await api.supervisor.load()
-    if body.think and not info.details.template_reasons:
+    if body.think and not info.template_reasons:
         raise FieldError(f'"{body.model or api.service.name}" does not support thinking', "think")
     return info
 
@@ -295,7 +295,7 @@ def capabilities(info: LoadInfo | ModelDetails) -> list[str]:
     described in a system message. Infill support is known only after a load.
     """
     if isinstance(info, LoadInfo):
-        works, reasons, fills = info.template_works, info.details.template_reasons, info.details.infill
+        works, reasons, fills = info.template_works, info.template_reasons, info.infill
     else:
         works, reasons, fills = bool(info.template), info.reasons, False
     more = {"tools": works, "insert": fills, "thinking": works and reasons}
@@ -318,7 +318,7 @@ def details(facts: LoadInfo | ModelDetails | None) -> JsonObject:
 def _facts(facts: LoadInfo | ModelDetails | None) -> tuple[str, int, str]:
     """(architecture, number of weights, quantisation)."""
     if isinstance(facts, LoadInfo):
-        return facts.details.architecture, facts.target.params, facts.target.quant
+        return facts.architecture, facts.target.params, facts.target.quant
     return (facts.architecture, facts.n_params, facts.quant) if facts is not None else ("", 0, "")
 
 
