@@ -22,17 +22,17 @@ def completer(completes: tuple[str, ...]) -> Callable[[str], list[str]]:
     """The function that Typer calls to complete the values of an option. completes: see Option."""
     from specllama.option import CHATS, DOWNLOADED, GGUF, KEPT, LIST, RUNNING
 
+    sources = {GGUF: model_names, RUNNING: _servers, KEPT: _prompts, CHATS: _chats, DOWNLOADED: _downloaded}
+
     def complete(incomplete: str) -> list[str]:
-        kinds = (GGUF, DOWNLOADED, RUNNING, KEPT, CHATS, LIST)
-        words = [word for word in completes if word not in kinds]
+        words = [word for word in completes if word not in (*sources, LIST)]
         if LIST in completes:
             return _next_in_list(words, incomplete)
         matches = [word for word in words if word.startswith(incomplete)]
-        matches += model_names(incomplete) if GGUF in completes else []
-        matches += running_servers(incomplete) if RUNNING in completes else []
-        matches += kept_prompts(incomplete) if KEPT in completes else []
-        matches += chat_names(incomplete) if CHATS in completes else []
-        return matches + (downloaded_names(incomplete) if DOWNLOADED in completes else [])
+        for kind in (kind for kind in sources if kind in completes):
+            names = [name for name in sources[kind](incomplete) if name.startswith(incomplete)]
+            matches += _for_shell(incomplete, names)
+        return matches
 
     return complete
 
@@ -46,42 +46,33 @@ def model_names(incomplete: str) -> list[str]:
         if len(paths) != 1 or not paths[0].endswith("/"):
             break
         paths = list(_below(paths[0])) or paths
-    return _for_shell(incomplete, [*paths, *_known(incomplete), *_in_hub_cache(incomplete)])
+    return [*paths, *_known(incomplete), *_in_hub_cache(incomplete)]
 
 
-def downloaded_names(incomplete: str) -> list[str]:
-    """Names of downloaded models."""
-    return _for_shell(incomplete, [name for name in _downloaded() if name.startswith(incomplete)])
-
-
-def kept_prompts(incomplete: str) -> list[str]:
+def _prompts(_incomplete: str) -> Iterator[str]:
     """Ids of prompts on disk, and the models that they are for."""
     from specllama.prefix_disk.directory import StateDirectory, default_directory, listed
 
     with contextlib.suppress(OSError):
-        states = listed(StateDirectory(default_directory()))
-        names = dict.fromkeys(name for state in states for name in (state.id, state.model) if name)
-        return _for_shell(incomplete, [name for name in names if name.startswith(incomplete)])
-    return []
+        for state in listed(StateDirectory(default_directory())):
+            yield from filter(None, (state.id, state.model))
 
 
-def chat_names(incomplete: str) -> list[str]:
+def _chats(_incomplete: str) -> Iterator[str]:
     """Names of saved conversations, the newest first."""
     from specllama.cli.chat.library import ChatLibrary
     from specllama.errors import ResourceError
 
     with contextlib.suppress(ResourceError):
-        names = [name for name in ChatLibrary().names() if name.isprintable()]
-        return _for_shell(incomplete, [name for name in names if name.startswith(incomplete)])
-    return []
+        yield from (name for name in ChatLibrary().names() if name.isprintable())
 
 
-def running_servers(incomplete: str) -> list[str]:
+def _servers(_incomplete: str) -> Iterator[str]:
     """Addresses of the servers that run, and their ports."""
     from specllama.server.running import running
 
-    addresses = [name for server in running() for name in (server.url, server.url.rpartition(":")[2])]
-    return _for_shell(incomplete, [name for name in addresses if name.startswith(incomplete)])
+    for server in running():
+        yield from (server.url, server.url.rpartition(":")[2])
 
 
 def _for_shell(incomplete: str, words: list[str]) -> list[str]:
@@ -100,10 +91,10 @@ def _known(incomplete: str) -> Iterator[str]:
     with contextlib.suppress(ConfigError):
         yield from (name for name in manifest.load().names() if name.startswith(incomplete))
     if incomplete:
-        yield from (name for name in _downloaded() if name.startswith(incomplete))
+        yield from (name for name in _downloaded(incomplete) if name.startswith(incomplete))
 
 
-def _downloaded() -> Iterator[str]:
+def _downloaded(_incomplete: str) -> Iterator[str]:
     """The name of each model in the hub's cache."""
     from specllama.models.hub.env import hub_cache
 

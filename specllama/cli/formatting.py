@@ -44,29 +44,19 @@ def table(
     from rich.cells import cell_len
 
     widths = [max(cell_len(row[i]) for row in [header, *rows]) for i in range(len(header))]
-    labels = list(range(n_labels))
-    used, at = sum(widths[i] + gap for i in labels), n_labels
-    if at >= len(header):
-        yield from _grid([header, *rows], [i in set(left) for i in labels], gap)
-    while at < len(header):
-        block, room = [at], (width or 1 << 20) - used - widths[at]
-        at += 1
-        while at < len(header) and room >= widths[at] + gap:
-            block, room, at = [*block, at], room - widths[at] - gap, at + 1
+    labels, blocks, to_left = list(range(n_labels)), [list[int]()], set(left)
+    used = first = sum(widths[i] + gap for i in labels)
+    for at in range(n_labels, len(header)):
+        if blocks[-1] and used + widths[at] > (width or 1 << 20):
+            blocks, used = [*blocks, []], first
+        blocks[-1].append(at)
+        used += widths[at] + gap
+    for block in blocks:
         shown = [*labels, *block]
-        cells = [[row[i] for i in shown] for row in [header, *rows]]
-        yield from _grid(cells, [i in set(left) for i in shown], gap)
-
-
-def _grid(rows: Sequence[Sequence[str]], left: Sequence[bool], gap: int) -> Iterator[str]:
-    """Rows side by side, each column as wide as its longest cell."""
-    from rich.cells import cell_len
-
-    widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        blanks = [" " * (width - cell_len(cell)) for width, cell in zip(widths, row, strict=True)]
-        cells = [c + b if is_left else b + c for c, b, is_left in zip(row, blanks, left, strict=True)]
-        yield (" " * gap).join(cells).rstrip()
+        for row in [header, *rows]:
+            blanks = [" " * (widths[i] - cell_len(row[i])) for i in shown]
+            cells = [row[i] + b if i in to_left else b + row[i] for i, b in zip(shown, blanks, strict=True)]
+            yield (" " * gap).join(cells).rstrip()
 
 
 def listing(

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from specllama.cli import console
 from specllama.cli.formatting import listing, wrapped
-from specllama.cli.models_show import Fit, Machine, fit, guessed_fit, this_machine
+from specllama.cli.models_show import Fit, Machine, fit, guessed_fit, licence_of, this_machine
 from specllama.cli.options import mapped_errors
 from specllama.cli.progress import DownloadProgress, library
 from specllama.config.store import write_whole
@@ -167,7 +167,7 @@ def _about(known: Library, model: InstalledModel, header: Header | None, fits: F
         "quant": header.quant if header else model.quant,
         "params": header.n_params if header else None,
         "n_ctx_train": header.n_ctx_train if header else None,
-        "licence": _licence(entry, header),
+        "licence": licence_of(entry, header),
         "drafts": [d.short_name for d in known.manifest.drafts_for(entry)] if entry else [],
         "readable": header is not None,
         "fits": None if not fits.word else fits.plan is not None,
@@ -212,20 +212,13 @@ def _built_in(known: Library) -> list[JsonObject]:
     ]
 
 
-def _licence(entry: ManifestEntry | None, header: Header | None) -> str:
-    stated = ""
-    if header is not None:
-        stated = header.text("general.license.name") or header.text("general.license")
-    return (entry.licence if entry else "") or stated or "not stated"
-
-
 def _disk_lines(
     known: Library, there: Sequence[Installed], machine: Machine, width: int | None
 ) -> Iterator[str]:
     rows = []
     for model, header, fits in there:
         name = model.name + (f" ({model.alias})" if model.alias else "")
-        state = "incomplete" if model.missing else printable(_licence(model.entry, header))
+        state = "incomplete" if model.missing else printable(licence_of(model.entry, header))
         shown = (None, Fit()) if model.missing else (header, fits)
         rows.append(_disk_row(name, model.n_bytes, model.quant, *shown, state))
     head = ("name", "size", "quant", "context", "fits here", "licence")
@@ -238,7 +231,7 @@ def _disk_lines(
     for file in known.own_files:
         header = _header(file.path)
         there_is = [part for part in file.parts if os.path.isfile(part)]
-        state = printable(_licence(None, header)) if header else f"{file.path} cannot be read"
+        state = printable(licence_of(None, header)) if header else f"{file.path} cannot be read"
         n_bytes = sum(os.path.getsize(part) for part in there_is)
         rows.append(_disk_row(file.name, n_bytes, "", header, _fit(header, machine), state))
     if rows:

@@ -213,7 +213,9 @@ def _rows(
     model: ResolvedModel, header: Header, machine: Machine, drafts: Sequence[DraftFound]
 ) -> Iterator[_Row]:
     """Of a head people get the first lines, and what it is."""
-    is_head, fits, licence = is_head_file(header), fit(header, machine), _licence(model, header)
+    is_head, fits = is_head_file(header), fit(header, machine)
+    listed = model.listing.licence if model.listing is not None else ""
+    licence = licence_of(model.parsed.entry, header, listed)
     n_bytes, where = header.file_bytes or sum(file.size for file in model.parts), model.parsed.where
     name = f"{DEMO}: {DemoStore().model.name}" if model.parsed.built_in == DEMO else header.name
     there = model.path or f"{model.parts[0].path}, not on this disk: specllama pull {model.name}"
@@ -289,10 +291,9 @@ def _mentions(header: Header, *words: str) -> bool:
     return any(word in (header.chat_template or "") for word in words)
 
 
-def _licence(model: ResolvedModel, header: Header) -> str:
-    entry = model.parsed.entry
-    listed = model.listing.licence if model.listing is not None else ""
-    stated = header.text("general.license.name") or header.text("general.license")
+def licence_of(entry: ManifestEntry | None, header: Header | None, listed: str = "") -> str:
+    """The licence of a model that is known by name, or as the hub lists it, or as its header states it."""
+    stated = header and (header.text("general.license.name") or header.text("general.license"))
     return (entry.licence if entry else "") or listed or stated or "not stated"
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from specllama.cli import console
 from specllama.config import build, sources
 from specllama.config.forms import unescaped
+from specllama.config.load import MAX_THREADS
 from specllama.config.options import MODELS_DIR
 from specllama.config.places import near
 from specllama.errors import SpecllamaError, UsageError
@@ -140,6 +141,14 @@ def refuse_stdout(name: str, what: str) -> None:
     """
     if name == "-":
         raise UsageError(f"{what} must be the path of a file: - for standard output is not possible here")
+
+
+def checked_threads(given: Mapping[str, Any]) -> int:
+    """The value of -t. Raises UsageError."""
+    n = int(given.get("n_threads", 0))
+    if not 0 <= n <= MAX_THREADS:
+        raise UsageError(f"-t must be from 1 to {MAX_THREADS}, or 0 for the physical cores, not {n}")
+    return n
 
 
 def resolved(given: Mapping[str, Any]) -> sources.Values:

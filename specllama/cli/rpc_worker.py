@@ -11,9 +11,9 @@ from typing import Any
 from specllama import rpc
 from specllama.cli import console
 from specllama.cli.answer import engine_log
+from specllama.cli.options import checked_threads
 from specllama.client import protocol
 from specllama.client.client import EngineClient
-from specllama.config.load import MAX_THREADS
 from specllama.config.store import cache_dir
 from specllama.errors import UsageError
 from specllama.json_types import JsonObject
@@ -53,9 +53,7 @@ def rpc_worker(given: Mapping[str, Any]) -> int:
 
 def _request(given: Mapping[str, Any]) -> protocol.Serve:
     """The request of a command line. Raises UsageError, ResourceError."""
-    n_threads, memory = given.get("n_threads", 0), given.get("memory", 0.0)
-    if not 0 <= n_threads <= MAX_THREADS:
-        raise UsageError(f"-t must be from 1 to {MAX_THREADS}, or 0 for the physical cores, not {n_threads}")
+    n_threads, memory = checked_threads(given), given.get("memory", 0.0)
     if "memory" in given and not (math.isfinite(memory) and 0 < memory < 1e9):
         raise UsageError(f"--memory must be some GB above 0, not {memory:g}")
     devices = [name.strip() for name in given.get("devices", "").split(",") if name.strip()]

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+from urllib.parse import urlsplit, urlunsplit
 
 from specllama.cli import console, readout
 from specllama.cli.answer import engine_log, log_file
-from specllama.cli.browser import open_page
 from specllama.cli.options import resolved
 from specllama.cli.progress import Progress, library, prepared
 from specllama.client.model_info import LoadInfo
+from specllama.clock import exited, wait_until
 from specllama.config import build, defaults
 from specllama.config.options import OF_ONE_MODEL
 from specllama.config.text_file import read_text
@@ -67,6 +71,17 @@ Examples:
 """
 
 
+# Fields of ServerSettings, and the options whose values they are.
+_SETTINGS = {
+    **{name: name for name in ("host", "port", "share_cache", "spm_infill", "queue", "log_prompts")},
+    **{name: name for name in ("strict_model", "root_path", "slot_save_path", "verbose", "models_max")},
+    "seconds": "timeout",
+    "drain_seconds": "drain",
+    "client_seconds": "client_timeout",
+    "idle_seconds": "idle_unload",
+}
+
+
 def serve(given: Mapping[str, Any]) -> int:
     """Serve until a signal; returns the exit code. Raises SpecllamaError."""
     values = resolved(given)
@@ -119,23 +134,9 @@ def serve(given: Mapping[str, Any]) -> int:
 
 def _settings(v: Mapping[str, Any]) -> ServerSettings:
     """The settings that a command line asks for. Raises UsageError, NotFoundError."""
-    given: OptionValues = {
-        "host": v.get("host"),
-        "port": v.get("port"),
-        "share_cache": v.get("share_cache"),
-        "spm_infill": v.get("spm_infill"),
-        "queue": v.get("queue"),
-        "seconds": v.get("timeout"),
-        "drain_seconds": v.get("drain"),
-        "client_seconds": v.get("client_timeout"),
-        "log_prompts": v.get("log_prompts"),
-        "strict_model": v.get("strict_model"),
-        "root_path": v.get("root_path"),
-        "slot_save_path": v.get("slot_save_path"),
-        "verbose": v.get("verbose"),
-        "models_max": v.get("models_max"),
-        "idle_seconds": 0.0 if v.get("idle_unload") == -1 else v.get("idle_unload"),
-    }
+    given = {field: v[name] for field, name in _SETTINGS.items() if v.get(name) is not None}
+    if given.get("idle_seconds") == -1:
+        given["idle_seconds"] = 0.0
     load = build.load_settings(v, v.get("n_slots", defaults.SERVED_SLOTS), defaults.KEPT_SECONDS)
     admin = separated_keys(v.get("admin_key", []))
     return ServerSettings(
@@ -150,7 +151,7 @@ def _settings(v: Mapping[str, Any]) -> ServerSettings:
         origins=tuple(v.get("allowed_origin", [])),
         sampling=build.sampling(v),
         variables=reasoning_variables(v.get("reasoning", "auto")),
-        **{name: value for name, value in given.items() if value is not None},
+        **given,
     )
 
 
@@ -166,3 +167,33 @@ def _names(given: Sequence[str]) -> tuple[str, ...]:
     if not all(name and name.isprintable() and len(name) <= 512 for name in names):
         raise UsageError("--alias needs a name of up to 512 printable characters")
     return names
+
+
+# The page in the user's browser, for `serve --open`.
+
+
+_BROWSER_SECONDS = 20.0  # for the browser, or what starts it, to take the address
+_OPEN = "import sys, webbrowser; sys.exit(not webbrowser.open(sys.argv[1]))"
+_LOCAL = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}  # of addresses that stand for all of a machine's
+
+
+def open_page(url: str, say: Callable[[str], None]) -> None:
+    """Open a page in the default browser. Returns at once; `say` gets a line if none could be opened."""
+    parts = urlsplit(url)
+    host = _LOCAL.get(parts.hostname or "")
+    if host is not None:
+        url = urlunsplit(parts._replace(netloc=f"{host}:{parts.port}"))
+    threading.Thread(target=_open, args=(url, say), daemon=True).start()
+
+
+def _open(url: str, say: Callable[[str], None]) -> None:
+    """In a process of its own: a browser in a terminal would take this one, and others write to stdout."""
+    opener = subprocess.Popen(
+        [sys.executable, "-P", "-c", _OPEN, url],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    if wait_until(exited(opener), _BROWSER_SECONDS) and opener.returncode:  # else it runs in the foreground
+        say(f"no browser could be opened; the page is at {url}")

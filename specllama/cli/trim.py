@@ -11,11 +11,10 @@ from typing import Any
 from specllama.cli import console
 from specllama.cli.answer import engine_log
 from specllama.cli.formatting import wrapped
-from specllama.cli.options import refuse_stdout
+from specllama.cli.options import checked_threads, refuse_stdout
 from specllama.cli.progress import Progress, library
 from specllama.client.client import EngineClient
 from specllama.client.tune_messages import Trim, Trimmed
-from specllama.config.load import MAX_THREADS
 from specllama.config.store import temporary
 from specllama.config.text_file import read_text
 from specllama.errors import UsageError
@@ -71,9 +70,6 @@ def _request(given: Mapping[str, Any]) -> Trim:
             raise UsageError(f"{out} is the draft itself", "write to another file")
         if not given.get("force"):
             raise UsageError(f"{out} is there already", "write to another file, or overwrite it with --force")
-    n_threads = given.get("n_threads", 0)
-    if not 0 <= n_threads <= MAX_THREADS:
-        raise UsageError(f"-t must be from 1 to {MAX_THREADS}, or 0 for the physical cores, not {n_threads}")
     return Trim(
         source=source.path,
         out=out,
@@ -83,7 +79,7 @@ def _request(given: Mapping[str, Any]) -> Trim:
         texts=[(path, read_text(path, "texts", MAX_TEXT_BYTES)) for path in given.get("texts", ())],
         seen=seen_tokens(given.get("seen", ()), console.note),
         type=given.get("type", "").lower(),
-        n_threads=n_threads,
+        n_threads=checked_threads(given),
     )
 
 

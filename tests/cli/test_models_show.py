@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from specllama.cli.models_show import Machine, fit
-from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
+from specllama.data import EMBEDDED_TARGET
 from specllama.gguf.header import read_model
 from specllama.models.memory.plan import DeviceMemory
 from tests.cli.test_pull import FILES, REPOS, Named
-from tests.support import tinygguf, tinymtp
 from tests.support.command import Command
 from tests.support.hub import LocalHub
 
@@ -21,35 +18,6 @@ GB = 10**9
 @pytest.fixture
 def named(command: Command, hub: LocalHub) -> Named:
     return Named(command, hub)
-
-
-def test_a_file(command: Command, tmp_path: Path) -> None:
-    target, draft = tmp_path / "main.gguf", tmp_path / "small.gguf"
-    target.write_bytes(EMBEDDED_TARGET.read_bytes())
-    draft.write_bytes(EMBEDDED_DRAFT.read_bytes())
-    tinygguf.llama(tmp_path / "other.gguf")  # has another vocabulary
-    shown = command("models", "show", str(target), env={"COLUMNS": "80"})
-    assert shown.code == 0, shown.err
-    lines = [line.split(maxsplit=1) for line in shown.out.splitlines()]
-    about = {line[0]: line[1] for line in lines if len(line) > 1}
-    assert about["model"] == "llama, 13.1 M weights, Q4_0, 8.1 MB"
-    assert about["context"] == "2048 tokens in training"
-    assert (about["head"], about["template"], about["licence"]) == ("none", "for chat", "PSF-2.0")
-    assert about["memory"].startswith("takes ")
-    assert "with 2048 tokens of context" in shown.out
-    assert "it fits" in shown.out
-    assert f"-md {draft} (on disk, vocabulary identical)" in " ".join(shown.out.split())
-    assert "other.gguf" not in shown.out
-
-
-def test_a_head_inside_and_a_model_without_a_template(command: Command, tmp_path: Path) -> None:
-    path = tinymtp.mimo2(tmp_path / "mtp.gguf")
-    shown = command("models", "show", str(path), "--json").json
-    assert shown["schema"] == "specllama.models-show/1"
-    assert "drafts without another model" in shown["head"]
-    assert shown["drafts"] == [{"name": "auto", "where": "the head in the model", "why": ""}]
-    assert (shown["fits"], shown["on_disk"], shown["is_head"]) == (True, True, False)
-    assert 0 < shown["memory"]["host"] < shown["memory"]["available"]
 
 
 def test_a_known_name_is_shown_from_the_hub_without_a_download(named: Named) -> None:

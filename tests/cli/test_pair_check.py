@@ -51,27 +51,6 @@ def file(tmp_path: Path) -> Callable[..., str]:
     return write
 
 
-def test_the_embedded_pair_is_compatible(shared: Command) -> None:
-    result = check(shared, *EMBEDDED)
-    assert result.code == 0
-    rows = {line.split()[0]: line for line in result.out.splitlines() if line}
-    assert rows["params"].split() == ["params", "13.1", "M", "2.23", "M"]
-    assert rows["tokens"].split() == ["tokens", "4096", "4096"]
-    assert rows["bos"].count("0 '<|endoftext|>', added") == 2
-    assert rows["eos"].count("2 '<|im_end|>', not added") == 2
-    assert rows["identical:"] == "identical: the same 4096 tokens"
-    assert "times what the target reads per token" in rows["note:"]
-    assert "warning" not in result.out
-
-
-def test_columns_are_aligned(shared: Command) -> None:
-    lines = check(shared, *EMBEDDED).out.splitlines()
-    first, second = lines[0].index("target"), lines[0].index("draft")
-    for line in lines[1:11]:
-        assert line[first - 1] == line[second - 1] == " "
-        assert " " not in (line[first], line[second])
-
-
 def test_json_is_one_object_with_the_findings(shared: Command) -> None:
     result = check(shared, *EMBEDDED, "--json")
     report = result.json
@@ -150,21 +129,6 @@ def test_heads_that_do_not_fit(command: Command) -> None:
     assert_error(command("pair-check", str(target), str(head)), 6, "h.gguf", "bytes are missing")
 
 
-def test_compatible(command: Command, file: Callable[..., str]) -> None:
-    pair = file("t.gguf", words(64), n_layer=9), file("d.gguf", ["x", *words(40)[1:]])
-    result = check(command, *pair)
-    assert result.code == 0
-    lines = result.out.splitlines()
-    at = lines.index("compatible: 25 of 64 token ids differ")
-    assert lines[at + 1 : at + 3] == ["  0: target 't0', draft 'x'", "  40: target 't40', draft none"]
-    assert lines[at + 20 : at + 22] == ["  58: target 't58', draft none", "  and 5 more"]
-    report = check(command, *pair, "--json").json
-    assert report["ok"] is True
-    assert [d["id"] for d in report["differing"]] == [0, *range(40, 64)]
-    assert report["differing"][1] == {"id": 40, "target": "t40", "draft": None}
-    assert report["first_difference"] == {"id": 0, "target": "t0", "draft": "x"}
-
-
 SAME_SIZE = (
     "the draft reads 1 times what the target reads per token (79.6 kB against 79.6 kB): it cannot be faster; "
     "a tenth is usual; are target and draft swapped?"
@@ -199,16 +163,6 @@ def test_run_refuses_the_same_pair_for_the_same_reason(command: Command) -> None
     assert reason == "vocabulary sizes differ by 129, more than 128: target 280 tokens, draft 409"
     result = command("run", "-m", pair[0], "-md", pair[1], "-p", "x", "-n", "1")
     assert_error(result, 7, reason)
-
-
-def test_a_file_checked_with_itself_gets_a_warning(command: Command, file: Callable[..., str]) -> None:
-    path = file("m.gguf", W)
-    link = command.home / "link.gguf"
-    link.symlink_to(path)
-    for other in (path, str(link), "./m.gguf"):
-        result = check(command, path, other)
-        assert result.code == 0
-        assert "warning: target and draft are the same file" in result.out
 
 
 def test_a_draft_that_cannot_pay(command: Command, file: Callable[..., str]) -> None:

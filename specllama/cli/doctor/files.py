@@ -25,6 +25,11 @@ from specllama.prefix_disk.directory import StateDirectory, default_directory
 
 _SECONDS = 2.0  # for adding up a directory
 _MIN_SAMPLES = 3  # of a width, to say what it costs
+# Figures of the report, and their names in calibrations.
+_COMPARED = {
+    "t1": "t1", "epsilon": "epsilon", "rows": "n_rows", "behind": "reach",
+    "alike": "alike", "unlike": "unlike",
+}  # fmt: skip
 _Kind = TypeVar("_Kind")
 Calibrations = Sequence[tuple[Path, JsonObject]]  # files and their contents, the newest first
 
@@ -105,22 +110,10 @@ def exactness(usable: Calibrations) -> list[JsonObject]:
     """
     shown = []
     for file, data in usable:
-        compared = [number(data.get(name)) for name in ("epsilon", "reach", "alike", "unlike")]
-        epsilon, reach, alike, unlike = compared
-        shown.append(
-            {
-                **_readable_key(data),
-                "t1": number(data.get("t1")),
-                "epsilon": epsilon,
-                "rows": number(data.get("n_rows")),
-                "behind": reach,
-                "alike": alike,
-                "unlike": unlike,
-                "meaning": meaning(*compared),
-                "pays_from": pays_from(data.get("curves")),
-                "file": str(file),
-            }
-        )
+        figures = {name: number(data.get(stored)) for name, stored in _COMPARED.items()}
+        words = meaning(*(figures[name] for name in ("epsilon", "behind", "alike", "unlike")))
+        more = {"meaning": words, "pays_from": pays_from(data.get("curves")), "file": str(file)}
+        shown.append({**_readable_key(data), **figures, **more})
     return shown
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from specllama.cli import console
@@ -48,62 +48,39 @@ _OWN_OPTIONS = ("draft_model", "draft_max", "draft_min", "draft_p_min", "exact",
 _TRANSLATED = console.as_flag("draft_vocab", "auto")
 
 
-@dataclass(frozen=True, slots=True)
-class TunePlan:
-    """The measurements to make.
-
-    settings: of the target, its draft the head inside it if that is one of the drafts. unusable: drafts that
-    do not fit it, path to reason; the target's path stands for its head. prompts: pairs (workload, text).
-    n_tokens: None for as many as there is time for. ignore_load: see `Tune`.
-    """
-
-    settings: LoadSettings
-    drafts: Sequence[ModelSettings]
-    unusable: Mapping[str, str]
-    prompts: list[tuple[str, str]]
-    n_tokens: int | None
-    ignore_load: bool
-
-
 def tune(given: Mapping[str, Any]) -> int:
     """Measure, store, print the results; returns the exit code.
 
     Raises the SpecllamaError that ended the measurement, after the results before it are shown.
     """
     values = resolved(given)
-    plan = make_plan(given, values)
-    variables, log = reasoning_variables(values.get("reasoning", "auto")), log_file(values)
-    settings = plan.settings
-    results = TuneResults(plan.drafts, plan.unusable, settings.copies, settings.target.path)
+    settings, order, unusable = make_plan(given, values)
+    results = TuneResults(order.drafts, unusable, settings.copies, settings.target.path)
+    log = log_file(values)
     with log or contextlib.nullcontext():
         verbose = values.get("verbose", False) or log is not None
         client = EngineClient(engine_log(log, verbose))
         with results.collecting(), client:
-            _measure(client, plan, variables, verbose, results)
+            results.info = load(client, settings, verbose, open_draft=False)
+            _measure(client, order, results)
     if results.curves:
         text = lines(results, settings.calibrate, console.width())
-        console.report(values, _object(results, plan), text)
+        console.report(values, _object(results, settings.calibrate), text)
     else:
         results.say_nothing_measured()
     return results.exit_code()
 
 
-def _measure(
-    client: EngineClient, plan: TunePlan, variables: JsonObject, verbose: bool, into: TuneResults
-) -> None:
-    into.info = info = load(client, plan.settings, verbose, open_draft=False)
-    for note in info.notes:
+def _measure(client: EngineClient, order: Tune, into: TuneResults) -> None:
+    order = replace(order, id=client.next_id(), raw=not into.info.template_works)
+    for note in into.info.notes:
         console.show(note)
-    raw = not info.template_works
-    if raw:
+    if order.raw:
         console.note("note: the model has no chat template, prompts go in as they are")
     warn_if_busy()
-    request = Tune(
-        client.next_id(), plan.prompts, list(plan.drafts), plan.n_tokens, raw, variables, plan.ignore_load
-    )
     console.note("measuring; Ctrl-C stores and shows what there is by then")
-    with Progress(delay=1.0) as progress, first_interrupt(lambda: client.send(protocol.Cancel(request.id))):
-        for event in client.tune(request):
+    with Progress(delay=1.0) as progress, first_interrupt(lambda: client.send(protocol.Cancel(order.id))):
+        for event in client.tune(order):
             if isinstance(event, Tuning):
                 progress.show("tuning", event.share, event.label, stage=event.label)
             elif isinstance(event, TuneMeasurement):
@@ -112,7 +89,7 @@ def _measure(
                 into.seconds, into.interrupted = event.seconds, event.cancelled
 
 
-def _object(results: TuneResults, plan: TunePlan) -> JsonObject:
+def _object(results: TuneResults, stores: bool) -> JsonObject:
     """Schema specllama.tune/1: times in seconds unless named ms; unknown values are null or left out."""
     info = results.info
     return {
@@ -121,7 +98,7 @@ def _object(results: TuneResults, plan: TunePlan) -> JsonObject:
         "target": asdict(info.target),
         "n_ctx": info.n_ctx,
         "load_ms": 1000 * info.load_seconds,
-        "stored": plan.settings.calibrate and results.storable,
+        "stored": stores and results.storable,
         **results.to_dict(),
         "verdict": verdict(results),
     }
@@ -130,8 +107,10 @@ def _object(results: TuneResults, plan: TunePlan) -> JsonObject:
 # The plan: drafts are compared with the target before anything is loaded.
 
 
-def make_plan(given: Mapping[str, Any], values: Values) -> TunePlan:
-    """The plan. given: the command line; values: the same with configuration files and environment.
+def make_plan(given: Mapping[str, Any], values: Values) -> tuple[LoadSettings, Tune, dict[str, str]]:
+    """(settings of the target, its draft the head inside it if that is one of the drafts; the request, which
+    lacks its id and what the load decides; drafts that do not fit, path to reason, where the target's path
+    stands for its head). given: the command line; values: the same with files and environment.
 
     Raises UsageError, NotFoundError, what reading a header raises, IncompatiblePairError where drafts were
     named and none fits.
@@ -150,14 +129,16 @@ def make_plan(given: Mapping[str, Any], values: Values) -> TunePlan:
         hint = "choose another draft, or -md none; specllama pair-check tells more"
         raise IncompatiblePairError(f"no draft fits the target: {reasons}", hint)
     usable = [d for d in drafts if d.path not in unusable]
-    return TunePlan(
-        replace(settings, draft=next((d for d in usable if d.path == settings.target.path), None)),
-        usable,
-        unusable,
+    inside = next((d for d in usable if d.path == settings.target.path), None)
+    order = Tune(
+        0,
         [(case.workload, case.prompt) for case in texts.cases],
+        usable,
         texts.n_tokens if "n_tokens" in given else None,
-        given.get("ignore_load", False),
+        variables=reasoning_variables(values.get("reasoning", "auto")),
+        ignore_load=given.get("ignore_load", False),
     )
+    return replace(settings, draft=inside), order, unusable
 
 
 def _prepared(values: Values, draft: str) -> LoadSettings:

@@ -19,7 +19,7 @@ import pytest
 
 from specllama.cli.app import run_app
 from specllama.cli.doctor.command import examine
-from specllama.cli.doctor.text import lines as lines_of_doctor
+from specllama.cli.doctor.command import lines as lines_of_doctor
 from specllama.cli.tune.results import TuneResults, lines
 from specllama.client.model_info import BuildInfo, DeviceInfo
 from specllama.client.tune_messages import MeasuredDraft, TimedWidth

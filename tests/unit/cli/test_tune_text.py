@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -83,25 +82,6 @@ def agenda(one: TuneResults) -> TuneAgenda:
 
 def text(one: TuneResults, width: int = 80, stored: bool = True) -> str:
     return "\n".join(lines(one, stored, width))
-
-
-def test_the_text_has_all_tables_notes_and_the_verdict():
-    shown = text(results())
-    assert shown.startswith("target big Q4_0, 4 threads; measured in 12 s, stored for the next run\n")
-    assert "t(n), a decode of n rows after 128 tokens:" in shown
-    assert "x t(1) 1.00 1.40 1.70 2.00 2.60 3.00 4.00 5.00" in shown
-    assert "-t 4 is used; no other number is clearly faster." in shown
-    bit_equal = "batches of up to 63 rows are bit-equal to single rows after texts of up to 300 tokens"
-    assert f"Exactness: {bit_equal} (1200 rows compared)." in " ".join(shown.split())
-    rows = [line.split() for line in shown.splitlines()]
-    assert ["copied", "-", "40", "47", "54", "64", "68", "76", "81"] in rows
-    assert ["good-draft", "0.10", "x", "50", "57", "64", "72", "76", "82", "86"] in rows
-    at = rows.index(["draft", "accepted", "explain", "edit", "all"])
-    assert rows[at + 1] == ["good-draft", "72", "%", "1.62", "1.62", "1.62"]
-    assert rows[at + 2] == ["copy", "alone", "-", "1.30", "1.30", "1.30"]
-    assert rows[at + 3] == ["bad-draft", "31", "%", "1.21", "1.21", "1.21"]
-    assert "foreign cannot be used: the vocabularies differ at id 7." in shown
-    assert shown.replace("\n", " ").endswith(verdict(results()))
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 200])
@@ -255,15 +235,6 @@ def test_control_characters_in_names_are_escaped():
     one.add(TEXTS)
     one.add(draft(0, 0.1, COSTS, forecast(1.5, 0.7)))
     assert "\x1b" not in text(one)
-
-
-def test_the_results_are_plain_data_for_programs():
-    data = results().to_dict()
-    assert json.loads(json.dumps(data)) == data
-    assert [e["path"] for e in data["ranking"]] == [GOOD, None, BAD]
-    assert [e["path"] for e in data["not_ranked"]] == [FOREIGN]
-    assert data["ranking"][0]["break_even"][0]["k"] == 1
-    assert data["t_n"][0]["points"][1]["relative"] == pytest.approx(1.4)
 
 
 def test_the_head_inside_the_model_is_named_as_what_it_is():

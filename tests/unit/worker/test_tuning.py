@@ -1,6 +1,10 @@
-"""Timing of decodes on table models with a simulated clock, for every kind of memory."""
+"""Parts of `tune`: times of decodes on table models with a simulated clock, for every kind of memory; the
+fastest number of threads; the prompts that fit the time limit.
+"""
 
 from __future__ import annotations
+
+import random
 
 import numpy as np
 import pytest
@@ -15,14 +19,18 @@ from specllama.drafters.head import HeadDrafter
 from specllama.drafters.model import ModelDrafter
 from specllama.other_work import lower_quartile, median_ratio
 from specllama.testing import N_FEATURES, TableContext, TableHead
+from specllama.worker.tuning.prompts import MIN_TOKENS, TuningText, select_prompts
 from specllama.worker.tuning.target import (
     MAX_ROUNDS,
+    MIN_GAIN,
     STEP_WIDTHS,
     WIDE,
     ThreadTimes,
     Times,
     TimingPosition,
+    candidates,
     curve_of,
+    fastest,
     points,
     repeated,
     time_rows,
@@ -257,3 +265,124 @@ def test_a_curve_has_only_widths_timed_often_enough():
     assert points(times)[1] == TimedWidth(rows=2, seconds=0.015, count=3)
     assert curve_of({}).times == []
     assert points({1: []}) == []
+
+
+# The fastest number of threads, from made-up times
+
+
+def thread_times(medians: dict[int, tuple[float, float]], rounds: int = 5) -> dict[int, ThreadTimes]:
+    return {n: ThreadTimes([one] * rounds, [wide] * rounds) for n, (one, wide) in medians.items()}
+
+
+def test_candidates_cover_small_numbers_and_the_cores():
+    assert candidates(1, (1, 1)) == [1]
+    assert candidates(2, (2, 2)) == [2, 1]
+    assert candidates(2, (6, 3)) == [6, 3, 2, 1]
+    assert candidates(16, (16,)) == [16, 15, 14, 12, 10, 8, 7, 6, 5, 4, 3, 2, 1]
+    many = candidates(96, (96, 96))
+    assert many[:3] == [96, 95, 80]
+    assert {64, 48, 32} < set(many)
+    assert len(many) < 25
+
+
+def test_the_fastest_over_both_widths_is_found():
+    best = fastest(thread_times({1: (4, 9), 2: (2, 5), 4: (2.2, 3), 8: (3, 3)}), 8, 8)
+    assert best is not None
+    assert (best.n_threads, best.clear) == (4, True)
+    assert best.gain == pytest.approx((3 * 3 / (2.2 * 3)) ** 0.5)
+
+
+def test_a_small_gain_is_not_clear():
+    fewer = fastest(thread_times({1: (2, 2), 2: (1, 1), 4: (0.98, 0.98)}), 2, 2)
+    assert fewer is not None
+    assert not fewer.clear
+    assert fewer.gain < MIN_GAIN
+    best = fastest(thread_times({1: (2, 2), 2: (1, 1)}), 2, 2)
+    assert best is not None
+    assert (best.n_threads, best.gain, best.clear) == (2, 1.0, False)
+
+
+def test_different_numbers_in_use_for_one_row_and_for_more():
+    """1 thread for one row and 2 for more take sqrt(3) s, the geometric mean; 4 take 2 s, then 1.5 s."""
+    measured = thread_times({1: (1, 9), 2: (3, 3), 4: (2, 2)})
+    best = fastest(measured, 1, 2)
+    assert best is not None
+    assert (best.n_threads, best.gain, best.clear) == (1, 1.0, False)
+    best = fastest(measured | thread_times({4: (1.5, 1.5)}), 1, 2)
+    assert best is not None
+    assert (best.n_threads, best.clear) == (4, True)
+
+
+def test_slow_rounds_do_not_change_the_result():
+    """All numbers are slow in the same rounds: only ratios within a round count."""
+    rng = random.Random(1)
+    slow = [1 + 9 * rng.random() for _ in range(9)]
+    measured = {n: ThreadTimes([s * f for s in slow], [s * f for s in slow]) for n, f in ((1, 1.0), (2, 0.8))}
+    best = fastest(measured, 1, 1)
+    assert best is not None
+    assert (best.n_threads, best.clear) == (2, True)
+    assert best.gain == pytest.approx(1.25)
+
+
+def test_a_gain_within_the_noise_is_not_clear():
+    """Faster in the median, but slower in four rounds of ten."""
+    ours, theirs = [1.0] * 10, [0.5] * 6 + [3.0] * 4
+    best = fastest({2: ThreadTimes(ours, ours), 4: ThreadTimes(theirs, theirs)}, 2, 2)
+    assert best is not None
+    assert best.gain > 1.5
+    assert not best.clear
+
+
+def test_a_number_timed_only_once_is_not_clear():
+    measured = thread_times({2: (1, 1)}, 5) | thread_times({1: (0.5, 0.5)}, 1)
+    best = fastest(measured, 2, 2)
+    assert best is not None
+    assert not best.clear
+
+
+def test_without_times_of_the_number_in_use_there_is_no_result():
+    assert fastest({}, 2, 2) is None
+    assert fastest({2: ThreadTimes([1.0], [])}, 2, 2) is None
+    assert fastest(thread_times({2: (1, 1)}), 4, 4) is None
+
+
+# Prompts
+
+
+def texts(**prompts: int) -> list[TuningText]:
+    return [TuningText(name, i, [1] * 10) for name, n in prompts.items() for i in range(1, n + 1)]
+
+
+def names(selection) -> list[str]:
+    return [t.name for t in selection.texts]
+
+
+def test_all_prompts_are_selected_if_there_is_time():
+    selection = select_prompts(texts(a=2, b=3), 64, True, 0.001, 0.0001, 60)
+    assert names(selection) == ["a 1", "b 1", "a 2", "b 2", "b 3"]
+    assert (selection.n_tokens, selection.left_out) == (64, 0)
+
+
+def test_a_lack_of_time_first_reduces_the_prompts_per_workload():
+    selection = select_prompts(texts(a=4, b=4), 64, True, 0.2, 0.01, 60)
+    assert names(selection) == ["a 1", "b 1", "a 2", "b 2"]
+    assert (selection.n_tokens, selection.left_out) == (64, 4)
+
+
+def test_then_it_reduces_the_tokens_per_text():
+    selection = select_prompts(texts(a=2, b=2, c=2), 64, True, 0.5, 0.01, 60)
+    assert names(selection) == ["a 1", "b 1", "c 1"]
+    assert MIN_TOKENS < selection.n_tokens < 64
+    slow = select_prompts(texts(a=2, b=2, c=2), 64, True, 5, 0.01, 60)
+    assert names(slow) == ["a 1", "b 1", "c 1"]
+    assert slow.n_tokens == MIN_TOKENS
+
+
+def test_a_requested_number_of_tokens_is_kept():
+    selection = select_prompts(texts(a=2, b=2), 100, False, 5, 0.01, 60)
+    assert names(selection) == ["a 1", "b 1"]
+    assert selection.n_tokens == 100
+
+
+def test_without_prompts_nothing_is_selected():
+    assert select_prompts([], 64, True, 0.1, 0.1, 60).texts == []
