@@ -79,9 +79,9 @@ class LoadedEngine:
         elif isinstance(message, protocol.Question):
             self._answer(message, size)
         elif isinstance(message, Tune):
-            from specllama.worker.tuning.tuner import begin
+            from specllama.worker.tuning.tuner import Tuner
 
-            self.tuner = begin(message, None if self.busy else self.engine, self.loaded, self.ids, self.send)
+            self.tuner = Tuner(message, None if self.busy else self.engine, self.loaded, self.ids, self.send)
         elif isinstance(message, protocol.Calibrate):
             more, profile = self.idle.measure(message.seconds), self.loaded.profile
             self.send(protocol.Calibrated(profile.t1, profile.epsilon, more))

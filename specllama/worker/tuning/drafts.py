@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 
 from specllama.client.tune_messages import DraftPrediction, MeasuredDraft, WorkloadPrediction
+from specllama.clock import running_time
 from specllama.config.load import ModelSettings
 from specllama.core.interfaces import BatchRow, CachingDrafter, Drafter
 from specllama.core.policy.config import DEFAULT
@@ -178,7 +179,7 @@ class DraftTrial:
             target.decode([BatchRow(t, i, 0, i == len(ids) - 2) for i, t in enumerate(ids[:-1])])
         sampler = KeyedSampler(SamplingParams(temperature=0), 0, model.n_vocab)
         timed = time_step if isinstance(draft, LoadedHead) and draft.head.kind.shares_cache else time_steps
-        return timed(drafter, ids, DEFAULT.min_samples, STEP_SECONDS, sampler, self.run.clock, times)
+        return timed(drafter, ids, DEFAULT.min_samples, STEP_SECONDS, sampler, running_time, times)
 
     def _record(self, text: TuningText, draft: LoadedDraft | LoadedHead, drafter: CachingDrafter) -> Trace:
         if self.foreign is not None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 
 from specllama.client.tune_messages import RowsComparison, TextCount, WrittenTexts
+from specllama.clock import running_time
 from specllama.core.prefix.store import empty
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.sequence import Request
@@ -96,10 +97,10 @@ def write_texts(run: TuneRun, selection: PromptSelection) -> Iterator[float]:
                 engine.cancel(generation)
             text.text = generation.output
             if seconds_left > 0:
-                began, most = run.clock(), max(_MIN_COMPARE_SECONDS / 8, _DECODES_AT_ONCE * run.t1)
-                measure(context, slot.seq_id, slot.ids, min(seconds_left, most), run.clock, calibration)
+                began, most = running_time(), max(_MIN_COMPARE_SECONDS / 8, _DECODES_AT_ONCE * run.t1)
+                measure(context, slot.seq_id, slot.ids, min(seconds_left, most), running_time, calibration)
                 slot.ids = slot.ids[: context.n_past(slot.seq_id)]
-                seconds_left -= run.clock() - began
+                seconds_left -= running_time() - began
             yield (i + 1) / len(texts)
     finally:
         run.loaded.profile.store_comparison(calibration)

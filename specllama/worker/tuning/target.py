@@ -17,7 +17,6 @@ from specllama.client.tune_messages import (
     Tune,
     TunePart,
 )
-from specllama.clock import running_time
 from specllama.config.load import MAX_THREADS
 from specllama.core.engine import Engine
 from specllama.core.interfaces import BatchRow, CachingDrafter, Context, Sampler
@@ -302,7 +301,6 @@ class TuneRun:
     engine: Engine
     loaded: Loaded
     report: Callable[[TunePart], None]
-    clock: Clock = running_time
     t1: float = 0.0
     row_seconds: float = 0.0
     costs: CostCurve = field(default_factory=CostCurve)

@@ -26,7 +26,6 @@ from specllama.worker.measured_gain import store_tuned
 from specllama.worker.tuning.drafts import DraftTrial, copy_drafter_factory
 from specllama.worker.tuning.prompts import PromptSelection, TuningText, select_prompts, write_texts
 from specllama.worker.tuning.target import (
-    Clock,
     TimingPosition,
     TuneRun,
     measure_curve,
@@ -47,39 +46,29 @@ _SLOW_DISK = 1e8  # bytes per second
 Stage = tuple[str, Callable[[], Iterator[float]]]  # its label, and what yields the share that is done
 
 
-def begin(
-    order: Tune,
-    engine: Engine | None,
-    loaded: Loaded,
-    ids_of: Callable[[protocol.Generate], list[int]],
-    send: Callable[[protocol.Message], None],
-) -> Tuner:
-    """Start tuning. engine: None if it is busy. Raises EngineError then, and if a draft is loaded."""
-    if engine is None or loaded.draft is not None or loaded.head is not None:
-        raise EngineError("only an idle engine without a draft can be tuned")
-    return Tuner(order, engine, loaded, ids_of, send)
-
-
 class Tuner:
-    """One Tune request in progress. ids_of: tokenises a prompt. trials: of drafts, so far. predicted: seconds
-    that the next step should take at most.
+    """One Tune request in progress. engine: None if it is busy. ids_of: tokenises a prompt. trials: of
+    drafts, so far. predicted: seconds that the next step should take at most.
+
+    Raises EngineError where the engine is busy, or a draft is loaded.
     """
 
     def __init__(
         self,
         order: Tune,
-        engine: Engine,
+        engine: Engine | None,
         loaded: Loaded,
         ids_of: Callable[[protocol.Generate], list[int]],
         send: Callable[[protocol.Message], None],
-        clock: Clock = running_time,
     ) -> None:
+        if engine is None or loaded.draft is not None or loaded.head is not None:
+            raise EngineError("only an idle engine without a draft can be tuned")
         self.id, self.order, self.trials = order.id, order, list[DraftTrial]()
         self.predicted = 0.0
         self._loaded, self._context, self._slot = loaded, loaded.context, engine.slots[0]
-        self._ids_of, self._send, self._clock = ids_of, send, clock
-        self._began, self._last_progress, self._cancelled = clock(), 0.0, False
-        self._run = TuneRun(order, engine, loaded, lambda part: send(TuneMeasurement(order.id, part)), clock)
+        self._ids_of, self._send = ids_of, send
+        self._began, self._last_progress, self._cancelled = running_time(), 0.0, False
+        self._run = TuneRun(order, engine, loaded, lambda part: send(TuneMeasurement(order.id, part)))
         self._work = self._all()
 
     def cancel(self, id_: int) -> None:
@@ -92,7 +81,7 @@ class Tuner:
             if not self._cancelled and next(self._work, _ENDED) is not _ENDED:
                 return True
             self._work.close()
-            last: protocol.Message = Tuned(self.id, self._clock() - self._began, self._cancelled)
+            last: protocol.Message = Tuned(self.id, running_time() - self._began, self._cancelled)
         except (DecodeError, NoRoomError, SpecllamaError) as error:
             last = protocol.Failed(_problem(error).to_dict(), self.id)
         empty(self._context, self._slot)
@@ -131,7 +120,7 @@ class Tuner:
         stages = list(self._stages(position, selection))
         for i, (label, stage) in enumerate(stages):
             for share in stage():
-                now = self._clock()
+                now = running_time()
                 if now - self._last_progress >= _PROGRESS_SECONDS:
                     self._last_progress = now
                     self._send(Tuning(self.id, label, (i + min(1.0, share)) / len(stages)))
@@ -164,7 +153,7 @@ class Tuner:
     def _position(self, ids: Sequence[int], n: int) -> TimingPosition:
         """A position after n of these ids, which are repeated."""
         changing = bool(self._loaded.profile.change_seconds)
-        return TimingPosition(self._context, repeated(ids, n), self._clock, changing)
+        return TimingPosition(self._context, repeated(ids, n), running_time, changing)
 
     def _stages(self, position: TimingPosition, selection: PromptSelection) -> Iterator[Stage]:
         run = self._run
