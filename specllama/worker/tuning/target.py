@@ -38,13 +38,8 @@ MIN_SHARE = 0.8  # of the rounds in which it must be faster
 _ALL_UP_TO = 8  # every number of threads up to here is tried
 _STEPS = (1.25, 1.5, 1.75, 2.0)  # above that, these multiples of powers of two
 
-
-@dataclass(slots=True)
-class ThreadTimes:
-    """Seconds of decodes with some number of threads: of one row and of WIDE rows, one each per round."""
-
-    one: list[float] = field(default_factory=list)
-    wide: list[float] = field(default_factory=list)
+# Number of threads to rounds: the seconds of a decode of one row and of one of WIDE rows in each.
+ThreadTimes = dict[int, list[tuple[float, float]]]
 
 
 class ThreadChoice(NamedTuple):
@@ -67,22 +62,21 @@ def candidates(cores: int, used: Iterable[int]) -> list[int]:
     return sorted(numbers, reverse=True)
 
 
-def fastest(times: Mapping[int, ThreadTimes], n_threads: int, n_threads_batch: int) -> ThreadChoice | None:
+def fastest(times: ThreadTimes, n_threads: int, n_threads_batch: int) -> ThreadChoice | None:
     """The fastest number of threads compared with those in use; None if those were not timed.
 
     n_threads, n_threads_batch: in use for one row and for several. Times are compared within a round, so that
     a temporary slowdown of the machine affects all numbers alike.
     """
-    nothing = ThreadTimes()
-    ours = zip(times.get(n_threads, nothing).one, times.get(n_threads_batch, nothing).wide, strict=False)
-    used = [sqrt(one * wide) for one, wide in ours]
+    ours = zip(times.get(n_threads, ()), times.get(n_threads_batch, ()), strict=False)
+    used = [sqrt(one * wide) for (one, _), (_, wide) in ours]
     best = ThreadChoice(n_threads, 1.0, False)
     if not used:
         return None
     for n, samples in sorted(times.items()):
         if n == n_threads == n_threads_batch:
             continue
-        ratios = [u / sqrt(one * wide) for u, one, wide in zip(used, samples.one, samples.wide, strict=False)]
+        ratios = [u / sqrt(one * wide) for u, (one, wide) in zip(used, samples, strict=False)]
         if ratios and (gain := median(ratios)) > best.gain:
             often = sum(ratio > 1 for ratio in ratios) >= MIN_SHARE * len(ratios) and len(ratios) >= len(used)
             best = ThreadChoice(n, gain, often and gain >= MIN_GAIN)
@@ -168,7 +162,7 @@ def time_threads(
     use: Callable[[int], None],
     min_rounds: int,
     seconds: float,
-    into: dict[int, ThreadTimes],
+    into: ThreadTimes,
 ) -> Iterator[float]:
     """Time one row and WIDE rows with each number of threads in turn. use: sets the number. Numbers that are
     much slower in the first round are left out of the others.
@@ -176,19 +170,14 @@ def time_threads(
     wide = min(WIDE, position.max_rows)
     kept = list(numbers)
     for share, n in _rounds(kept, min_rounds, seconds, position.clock):
-        samples = into.setdefault(n, ThreadTimes())
+        samples = into.setdefault(n, [])
         use(n)
         position.time(1)  # starts or ends threads
-        samples.one.append(position.time(1))
-        samples.wide.append(position.time(wide))
-        if n == numbers[-1] and len(samples.one) == 1:
-            best, best_wide = min(t.one[0] for t in into.values()), min(t.wide[0] for t in into.values())
-            kept[:] = [k for k in kept if _is_close(into[k], best, best_wide)]
+        samples.append((position.time(1), position.time(wide)))
+        if n == numbers[-1] and len(samples) == 1:
+            best, best_wide = (_MUCH_SLOWER * min(t[0][i] for t in into.values()) for i in (0, 1))
+            kept[:] = [k for k in kept if into[k][0][0] < best or into[k][0][1] < best_wide]
         yield share
-
-
-def _is_close(times: ThreadTimes, best: float, best_wide: float) -> bool:
-    return times.one[0] < _MUCH_SLOWER * best or times.wide[0] < _MUCH_SLOWER * best_wide
 
 
 def _rounds(items: list[int], min_rounds: int, seconds: float, clock: Clock) -> Iterator[tuple[float, int]]:
@@ -343,7 +332,7 @@ def measure_threads(run: TuneRun, position: TimingPosition, seconds: float) -> I
     """Time decodes with other numbers of threads for so many seconds; the context's own numbers are restored
     afterwards. Yields the share that is done.
     """
-    context, times = run.loaded.context, dict[int, ThreadTimes]()
+    context, times = run.loaded.context, ThreadTimes()
     used = context.n_threads, context.n_threads_batch
     numbers, others = candidates(min(physical_cores(), MAX_THREADS), used), OtherWork(max(used))
     try:
@@ -353,7 +342,7 @@ def measure_threads(run: TuneRun, position: TimingPosition, seconds: float) -> I
         context.set_threads(*used)
         # A trial of one thread leaves the others idle, whatever else runs: this finds less than all.
         run.disturbed |= others.disturbs and not run.order.ignore_load
-        timed = [TimedThreads(n, median(t.one), median(t.wide)) for n, t in sorted(times.items()) if t.wide]
+        timed = [TimedThreads(n, *map(median, zip(*t, strict=True))) for n, t in sorted(times.items()) if t]
         best, gain, clear = fastest(times, *used) or (None, None, False)
         rows = min(WIDE, position.max_rows)
         run.report(ThreadsComparison(*used, rows, timed, best, gain, clear, run.disturbed))

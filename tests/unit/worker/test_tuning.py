@@ -137,20 +137,15 @@ def test_a_long_text_is_evaluated_in_growing_chunks():
 
 def test_threads_are_timed_in_turn_and_much_slower_numbers_only_once():
     context = TimedContext(n_ctx=128)
-    position, times = position_in(context), dict[int, ThreadTimes]()
+    position, times = position_in(context), ThreadTimes()
     context.widths.clear()
     context.used.clear()
     list(time_threads(position, [8, 6, 4, 1], context.use, DEFAULT.min_samples, 0.0, times))
     assert context.widths[:3] == [1, 1, WIDE]
     assert context.used[::3] == [8, 6, 4, 1, 8, 6, 8, 6]
-    assert {n: (len(t.one), len(t.wide)) for n, t in times.items()} == {
-        8: (3, 3),
-        6: (3, 3),
-        4: (1, 1),
-        1: (1, 1),
-    }
-    assert times[4].one == [pytest.approx(context.t1 / 4)]
-    assert times[8].wide[0] == pytest.approx(context.seconds(WIDE) / 8)
+    assert {n: len(t) for n, t in times.items()} == {8: 3, 6: 3, 4: 1, 1: 1}
+    assert times[4][0][0] == pytest.approx(context.t1 / 4)
+    assert times[8][0][1] == pytest.approx(context.seconds(WIDE) / 8)
     assert context.cells[0] == IDS
 
 
@@ -270,8 +265,8 @@ def test_a_curve_has_only_widths_timed_often_enough():
 # The fastest number of threads, from made-up times
 
 
-def thread_times(medians: dict[int, tuple[float, float]], rounds: int = 5) -> dict[int, ThreadTimes]:
-    return {n: ThreadTimes([one] * rounds, [wide] * rounds) for n, (one, wide) in medians.items()}
+def thread_times(medians: dict[int, tuple[float, float]], rounds: int = 5) -> ThreadTimes:
+    return {n: [seconds] * rounds for n, seconds in medians.items()}
 
 
 def test_candidates_cover_small_numbers_and_the_cores():
@@ -317,7 +312,7 @@ def test_slow_rounds_do_not_change_the_result():
     """All numbers are slow in the same rounds: only ratios within a round count."""
     rng = random.Random(1)
     slow = [1 + 9 * rng.random() for _ in range(9)]
-    measured = {n: ThreadTimes([s * f for s in slow], [s * f for s in slow]) for n, f in ((1, 1.0), (2, 0.8))}
+    measured = {n: [(s * f, s * f) for s in slow] for n, f in ((1, 1.0), (2, 0.8))}
     best = fastest(measured, 1, 1)
     assert best is not None
     assert (best.n_threads, best.clear) == (2, True)
@@ -327,7 +322,7 @@ def test_slow_rounds_do_not_change_the_result():
 def test_a_gain_within_the_noise_is_not_clear():
     """Faster in the median, but slower in four rounds of ten."""
     ours, theirs = [1.0] * 10, [0.5] * 6 + [3.0] * 4
-    best = fastest({2: ThreadTimes(ours, ours), 4: ThreadTimes(theirs, theirs)}, 2, 2)
+    best = fastest({2: [(s, s) for s in ours], 4: [(s, s) for s in theirs]}, 2, 2)
     assert best is not None
     assert best.gain > 1.5
     assert not best.clear
@@ -342,7 +337,7 @@ def test_a_number_timed_only_once_is_not_clear():
 
 def test_without_times_of_the_number_in_use_there_is_no_result():
     assert fastest({}, 2, 2) is None
-    assert fastest({2: ThreadTimes([1.0], [])}, 2, 2) is None
+    assert fastest({2: []}, 2, 2) is None
     assert fastest(thread_times({2: (1, 1)}), 4, 4) is None
 
 
