@@ -19,7 +19,6 @@ from specllama.config import build, defaults
 from specllama.config.options import OF_ONE_MODEL
 from specllama.config.text_file import read_text
 from specllama.errors import UsageError
-from specllama.option import OptionValues
 from specllama.server.settings import ServerSettings
 from specllama.text.prompt_parts import reasoning_variables
 from specllama.text.terminal import printable
