@@ -13,7 +13,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, NotRequired, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 import typer.core
@@ -185,25 +185,10 @@ def _callback(entry: CommandEntry) -> Callable[..., None]:
     return command
 
 
-class _Shared(TypedDict):
-    """What typer.Option and typer.Argument are both given."""
-
-    help: str
-    metavar: str | None
-    rich_help_panel: str
-    show_default: bool
-    autocompletion: NotRequired[Callable[[str], list[str]]]
-    parser: NotRequired[Callable[[str], Any]]
-
-
 def _annotation(o: Option) -> Any:
     kind: Any = list[o.kind] if o.many else o.kind  # type: ignore[name-defined]
-    shared: _Shared = {
-        "help": o.help,
-        "metavar": o.metavar,
-        "rich_help_panel": o.panel,
-        "show_default": False,
-    }
+    shared: dict[str, Any] = {"help": o.help, "metavar": o.metavar, "rich_help_panel": o.panel}
+    shared["show_default"] = False
     if o.completes:
         from specllama.cli.completion import completer
 

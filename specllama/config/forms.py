@@ -141,24 +141,19 @@ def _scaled_adapter(one: Any) -> tuple[str, float]:
 
 def adapters(given: Mapping[str, Any]) -> tuple[tuple[str, float], ...]:
     """(path, scale) of all LoRA adapters that the options name. Raises UsageError, NotFoundError."""
-    plain = _adapters(given.get("lora", []), "lora")
-    return plain + _scaled_adapters(given.get("lora_scaled", []), "lora_scaled")
+    adapters = list(_adapters(given.get("lora", []), "lora"))
+    for text in given.get("lora_scaled", []):
+        path, _, factor = text.rpartition(":")
+        try:
+            scale = float(factor)
+        except ValueError:
+            raise UsageError(f"must be FILE:SCALE, not {text!r}", option="lora_scaled") from None
+        adapters.append((existing_file(path, "lora_scaled"), scale))
+    return tuple(adapters)
 
 
 def _adapters(paths: list[str], name: str) -> tuple[tuple[str, float], ...]:
     return tuple((existing_file(path, name), 1.0) for path in paths)
-
-
-def _scaled_adapters(texts: list[str], name: str) -> tuple[tuple[str, float], ...]:
-    adapters = []
-    for text in texts:
-        path, _, given = text.rpartition(":")
-        try:
-            scale = float(given)
-        except ValueError:
-            raise UsageError(f"must be FILE:SCALE, not {text!r}", option=name) from None
-        adapters.append((existing_file(path, name), scale))
-    return tuple(adapters)
 
 
 def existing_file(path: str, name: str) -> str:
@@ -173,14 +168,6 @@ def existing_file(path: str, name: str) -> str:
     if not there:
         raise NotFoundError(f": there is no file {path}", "give the path of a GGUF file", option=name)
     return str(file)
-
-
-def _endpoints(text: str, _name: str) -> tuple[str, ...]:
-    return endpoints(text)
-
-
-def _endpoints_of(value: Any, name: str) -> tuple[str, ...]:
-    return endpoints(names_of(value, name))
 
 
 def disk_bytes(text: str, name: str = "cache_disk") -> int:
@@ -214,11 +201,7 @@ def _size(parse: Callable[[str, str], int]) -> Form:
     return Form(parse, of, "int | str")
 
 
-def _drafters(text: str, name: str) -> tuple[str, ...]:
-    return _drafters_of(_names(text, name), name)
-
-
-def _drafters_of(value: Any, name: str) -> tuple[str, ...]:
+def _drafters(value: Any, name: str) -> tuple[str, ...]:
     names = names_of(value, name)
     return () if names == ("none",) else names
 
@@ -259,14 +242,6 @@ def _template(text: Any, name: str) -> str:
     return named_template(of_kind(text, name, str))
 
 
-def _negated(value: bool, _name: str) -> bool:
-    return not value
-
-
-def _switch(given: Any, name: str) -> Any:
-    return of_kind(given, name, bool)
-
-
 def _tree(given: Any, name: str) -> int | None:
     """Second candidates of a draft: a number, auto (None) or off (0)."""
     if given in ("auto", "off"):
@@ -281,10 +256,14 @@ NAMES = _separated(_names, names_of, "str")
 OVERRIDES = Form(_overrides, _list_of("pairs", _pair), "Sequence[tuple[str, str]]", list)
 SHARES = _separated(_shares, _list_of("numbers", float), "float")
 ADAPTERS = Form(_adapters, _list_of("pairs", _scaled_adapter), "Sequence[tuple[str, float]]", list)
-ENDPOINTS = _separated(_endpoints, _endpoints_of, "str")
+ENDPOINTS = _separated(
+    lambda text, _: endpoints(text), lambda value, name: endpoints(names_of(value, name)), "str"
+)
 DISK_BYTES, RAM_BYTES = _size(disk_bytes), _size(ram_bytes)
-DRAFTER_NAMES = _separated(_drafters, _drafters_of, "str")
+DRAFTER_NAMES = _separated(lambda text, name: _drafters(_names(text, name), name), _drafters, "str")
 DRAFT_TOKENS = Form(_draft_max, draft_tokens_of, 'int | Literal["auto"]')
 TREE = Form(_tree, _tree, 'int | Literal["auto", "off"]')
 TEMPLATE = Form(_template, _template, "str")
-NEGATED = Form(_negated, _switch, "bool", bool)  # of a flag --no-…
+NEGATED = Form(
+    lambda value, _: not value, lambda given, name: of_kind(given, name, bool), "bool", bool
+)  # of a flag --no-…

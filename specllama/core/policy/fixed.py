@@ -72,13 +72,7 @@ class Fixed(Policy):
     has none; a copy with a low confidence is ignored if there is a draft model or head.
     """
 
-    def __init__(
-        self,
-        drafters: Sequence[Drafter],
-        n_max: int,
-        n_min: int = 0,
-        p_min: float = 0.0,
-    ) -> None:
+    def __init__(self, drafters: Sequence[Drafter], n_max: int, n_min: int = 0, p_min: float = 0.0) -> None:
         super().__init__(drafters)
         self.n_max, self.n_min, self.p_min = n_max, n_min, p_min
         self._seconds: dict[int, float] = {}  # by rows, of the latest round with so many
