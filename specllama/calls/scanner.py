@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from specllama.calls.tools import Tools
-from specllama.text.detokenizer import SHOWN, Runs
-from specllama.text.reasoning import RunBuffer
+from specllama.text.detokenizer import SHOWN, RunBuffer, Runs
 
 # What a reader of tool calls makes of a model's text: pieces of text, and calls in parts.
 

@@ -5,6 +5,7 @@ line that is indented too little.
 from __future__ import annotations
 
 import codecs
+import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -16,6 +17,42 @@ same letters in ordinary tokens differ from it. The writer replaces it in all ot
 """
 
 MAX_HEADER = 400  # characters
+
+
+class RunBuffer:
+    """A queue of characters: text that has arrived and not left yet, and the source of each run. text: all
+    of it.
+    """
+
+    def __init__(self) -> None:
+        self.text = ""
+        self._runs: list[tuple[int, str]] = []
+
+    def push(self, text: str, runs: Runs) -> None:
+        """Add text at the end. runs: (characters, source) of `text`."""
+        self.text += text
+        self._runs += runs
+
+    def take(self, n: int) -> tuple[str, list[tuple[int, str]]]:
+        """Remove the first n characters. Returns them and their runs."""
+        taken, self.text = self.text[:n], self.text[n:]
+        removed: list[tuple[int, str]] = []
+        while n > 0 and self._runs:
+            size, source = self._runs[0]
+            part = min(size, n)
+            removed.append((part, source))
+            n -= part
+            if part == size:
+                del self._runs[0]
+            else:
+                self._runs[0] = (size - part, source)
+        return taken, removed
+
+    def open_end(self, texts: tuple[str, ...], start: int = 0) -> int:
+        """Number of characters at the end, after `start`, that may be the beginning of one of these texts."""
+        longest = min(max(map(len, texts), default=1) - 1, len(self.text) - start)
+        ends = (n for n in range(longest, 0, -1) if any(t.startswith(self.text[-n:]) for t in texts))
+        return next(ends, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +96,8 @@ class TokenWriter:
         self._stop_ids = frozenset(stop_ids)
         self._piece, self._stops, self._shown = piece, tuple(stops), shown or {}
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._ready, self._held = "", ""
+        self._buffer, self._n_ready = RunBuffer(), 0  # text not yet taken; characters that are not held back
         self.lengths: list[int] = []
-        self._sources: list[tuple[int, str]] = []  # runs of the text not yet taken
         self.stopped_by: str | None = None
         self.finish_reason: Literal["stop", "length"] = "stop"
         self._n_indent = n_indent
@@ -85,49 +121,43 @@ class TokenWriter:
             text, ends = text[:n], n < len(text)
         self.lengths.append(len(text))
         if text:
-            self._sources.append((len(text), source))
+            self._buffer.push(text, [(len(text), source)])
         if self._stops and self._completes_stop(text):
             return True
         if not self._stops:
-            self._ready += text
+            self._n_ready = len(self._buffer.text)
         if ends:
             self.finish_reason = "length"
         return ends
 
     def _completes_stop(self, text: str) -> bool:
-        """Add text that may complete a stop string. Returns whether it does."""
-        text = self._after_header(text)
-        before = len(self._held)  # with no end of a stop string that counts
-        text = self._held + text
+        """Whether the text just added completes a stop string."""
+        n_new = len(self._after_header(text))
+        text = self._buffer.text[self._n_ready :]
+        before = len(text) - n_new  # with no end of a stop string that counts
         ends = [(text.find(s, max(0, before + 1 - len(s))), s) for s in self._stops]
         counts = len(self.lengths) > self._min_tokens
         matches = [(at + len(s), -len(s), s) for at, s in ends if at >= 0 and counts]
         if matches:  # the first that is complete, however the text is split into tokens
             end, _, self.stopped_by = min(matches)
-            at = end - len(self.stopped_by)
-            self._ready += text[:at]
-            self._held = ""
+            self._n_ready += end - len(self.stopped_by)
+            self._buffer.text = self._buffer.text[: self._n_ready]
             return True
-        waiting = self._open_stop(text)
-        self._ready += text[: len(text) - waiting]
-        self._held = text[len(text) - waiting :]
+        self._n_ready = len(self._buffer.text) - self._buffer.open_end(self._stops, self._n_ready)
         return False
 
     def _after_header(self, text: str) -> str:
         """The part of the next text that belongs to no header; what belongs to one is ready."""
         if self._headers is None or not (self._header or text in self._headers.begins):
             return text
-        self._ready += self._held
-        self._held = ""
-        before = len(self._header)
+        before, self._n_ready = len(self._header), len(self._buffer.text)
         self._header += text
         end = self._header.find(self._headers.ends)
         if end < 0 and len(self._header) <= MAX_HEADER:
-            self._ready += text
             return ""
         n = len(text) if end < 0 else end + len(self._headers.ends) - before
         self._header = ""
-        self._ready += text[:n]
+        self._n_ready -= len(text) - n
         return text[n:]
 
     def _decoded(self, token: int) -> str:
@@ -148,34 +178,12 @@ class TokenWriter:
 
     def take(self) -> tuple[str, list[tuple[int, str]]]:
         """The text since the last call and its runs, without the text that is held back."""
-        text, self._ready = self._ready, ""
-        return text, self._runs(len(text))
-
-    def _runs(self, n: int) -> list[tuple[int, str]]:
-        """The runs of the next n characters; neighbours with the same source are joined."""
-        runs: list[tuple[int, str]] = []
-        while n > 0:
-            size, source = self._sources.pop(0)
-            if size > n:
-                self._sources.insert(0, (size - n, source))
-            size = min(size, n)
-            n -= size
-            if runs and runs[-1][1] == source:
-                runs[-1] = (runs[-1][0] + size, source)
-            else:
-                runs.append((size, source))
-        return runs
+        text, runs = self._buffer.take(self._n_ready)
+        self._n_ready = 0
+        by_source = itertools.groupby(runs, key=lambda run: run[1])  # neighbours with the same are joined
+        return text, [(sum(n for n, _ in group), source) for source, group in by_source]
 
     def finish(self) -> tuple[str, list[tuple[int, str]]]:
         """As `take`, with the text held back until the end of the generation, but no incomplete character."""
-        self._ready += self._held
-        self._held = ""
+        self._n_ready = len(self._buffer.text)
         return self.take()
-
-    def _open_stop(self, text: str) -> int:
-        """Length of the longest suffix of `text` that is the start of a stop string."""
-        longest = max(map(len, self._stops)) - 1
-        for n in range(min(longest, len(text)), 0, -1):
-            if any(s.startswith(text[-n:]) for s in self._stops):
-                return n
-        return 0
