@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING
 from filelock import BaseFileLock, FileLock, Timeout
 
 from specllama import wire
-from specllama.config.store import cache_dir
+from specllama.config.store import cache_dir, write_whole
 
 if TYPE_CHECKING:
     from specllama.server.models import ModelPool
@@ -93,7 +92,7 @@ async def _keep(record: Path, models: ModelPool, url: str) -> None:
     while True:
         if (server := _of(models, url)) != written:
             with contextlib.suppress(OSError):
-                _write(record, server)
+                write_whole(record, wire.to_json(server), 0o600)
                 written = server
         await asyncio.sleep(_LOOK_SECONDS)
 
@@ -126,16 +125,6 @@ def _is_held(record: Path) -> bool:
             return False
     except Timeout:
         return True
-
-
-def _write(record: Path, server: RunningServer) -> None:
-    temporary = record.with_suffix(f".{uuid.uuid4().hex}.tmp")
-    try:
-        temporary.touch(0o600)
-        temporary.write_text(wire.to_json(server), "utf-8")
-        temporary.replace(record)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _remove(record: Path, lock: BaseFileLock) -> None:

@@ -5,10 +5,13 @@ Knows no drafters, no models and no clock. An ablation passes another config: `r
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from math import log
 from typing import TypeGuard
+
+from specllama import wire
 
 _LARGEST = 1e300  # integers of JSON beyond this do not fit a float
 
@@ -97,8 +100,12 @@ def is_number(x: object, low: float = -_LARGEST, high: float = _LARGEST) -> Type
     return isinstance(x, int | float) and not isinstance(x, bool) and low <= x <= high
 
 
-def numbers(x: object, n: int, low: float = -_LARGEST, high: float = _LARGEST) -> list[float] | None:
-    """The stored value as floats if it is a list of `n` numbers from `low` to `high`, else None."""
-    if not isinstance(x, list) or len(x) != n or not all(is_number(v, low, high) for v in x):
+def stored_counts(data: Mapping[str, object], forget: float) -> tuple[list[float], list[float]] | None:
+    """`right` and `seen` of a stored table, equally many and at least one, else None. forget: the weight of
+    an observation after the next one, which bounds both.
+    """
+    right, seen = (wire.stored(list[float], data.get(name), []) for name in ("right", "seen"))
+    pairs, most = list(zip(right, seen, strict=False)), 1.01 / (1 - forget)
+    if not pairs or len(right) != len(seen) or not all(0 <= r <= s <= most for r, s in pairs):
         return None
-    return [float(v) for v in x]
+    return right, seen

@@ -7,11 +7,12 @@ ones are interpolated, wider ones follow a prior from the widest measured one.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from math import exp, inf, isfinite, log
 from statistics import median_low
 
-from specllama.core.policy.config import DEFAULT, PolicyConfig, is_number, numbers
+from specllama import wire
+from specllama.core.policy.config import DEFAULT, PolicyConfig, is_number, stored_counts
 from specllama.stored_figures import can_take
 
 _N_RATIOS = 5  # decodes that show how much slower a machine is than when a curve was stored
@@ -161,11 +162,9 @@ class CostCurve:
     @classmethod
     def from_dict(cls, data: object, config: PolicyConfig = DEFAULT) -> CostCurve:
         """A stored curve; an empty one where `data` is not what `to_dict` wrote."""
-        curve, widths = cls(config), data.get("widths") if isinstance(data, Mapping) else None
-        for item in widths if isinstance(widths, list) else ():
-            known = numbers(list(item), 3) if isinstance(item, list | tuple) else None
-            n, seconds, count = known or (0, 0, 0)
-            if n not in range(1, config.max_rows + 1) or count < 1 or not is_number(seconds, 1e-9, 1e6):
+        curve, widths = cls(config), wire.stored(dict[str, object], data, {}).get("widths")
+        for n, seconds, count in wire.stored(list[tuple[float, float, float]], widths, []):
+            if n not in range(1, config.max_rows + 1) or not count >= 1 or not 1e-9 <= seconds <= 1e6:
                 return cls(config)
             curve._counts[int(n)] = int(min(count, config.min_samples))
             curve._set(int(n), seconds)
@@ -269,19 +268,13 @@ class RunLengths:
 
     def restore(self, data: object) -> None:
         """Continue from what `to_dict` wrote; anything else is ignored."""
-        right = data.get("right") if isinstance(data, Mapping) else None
-        n = len(right) if isinstance(right, list) else 0
-        if not isinstance(data, Mapping) or not 0 < n <= self.config.max_rows:
+        stored = wire.stored(dict[str, object], data, {})
+        counts, draft = stored_counts(stored, self.config.forget), stored.get("draft")
+        if counts is None or len(counts[0]) > self.config.max_rows or not is_number(draft, 0, 16):
             return
-        limit = 1.01 / (1 - self.config.forget)
-        known, seen = numbers(right, n, 0, limit), numbers(data.get("seen"), n, 0, limit)
-        draft = numbers([data.get("draft")], 1, 0, 16)
-        if known is None or seen is None or draft is None:
-            return
-        if any(r > s for r, s in zip(known, seen, strict=True)):
-            return
-        self._right[:n], self._seen[:n], self.draft_seconds = known, seen, draft[0]
-        self.width = width if (width := data.get("width")) in WIDTHS else 0
+        n = len(counts[0])
+        self._right[:n], self._seen[:n], self.draft_seconds = *counts, float(draft)
+        self.width = width if (width := stored.get("width")) in WIDTHS else 0
 
 
 class TotalWidth:

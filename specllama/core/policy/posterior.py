@@ -14,10 +14,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import inf, log
 from typing import NamedTuple
 
+from specllama import wire
 from specllama.core.interfaces import CachingDrafter, Drafter, Proposal
 from specllama.core.policy.base import SpeculationBudget
 from specllama.core.policy.candidates import CandidateDraft, RoundBudget, best_length
-from specllama.core.policy.config import DEFAULT, PolicyConfig, is_number, numbers
+from specllama.core.policy.config import DEFAULT, PolicyConfig, is_number, stored_counts
 from specllama.core.policy.cost_curve import CostCurve, RunLengths
 from specllama.core.sequence import common_prefix
 
@@ -109,13 +110,11 @@ class AcceptanceTable:
 
     def restore(self, data: object) -> bool:
         """Continue from what `to_dict` wrote; False, and nothing changes, where `data` is something else."""
-        if not isinstance(data, Mapping):
+        stored = wire.stored(dict[str, object], data, {})
+        counts = stored_counts(stored, self.forget)
+        if counts is None or len(counts[0]) != len(self.priors):
             return False
-        limit = 1.01 / (1 - self.forget)
-        right, seen = (numbers(data.get(name), len(self.priors), 0, limit) for name in ("right", "seen"))
-        if right is None or seen is None or any(r > s for r, s in zip(right, seen, strict=True)):
-            return False
-        self._right, self._seen = right, seen
+        self._right, self._seen = counts
         for bin_ in range(len(self.priors)):
             self._update(bin_)
         self._rival, self._evidence = AcceptanceTable(self.priors, self.weight, self.forget), 0.0
@@ -276,18 +275,15 @@ class DrafterPosterior:
 
     def restore(self, data: object) -> None:
         """Continue from what `to_dict` wrote; invalid parts are ignored."""
-        if not isinstance(data, Mapping):
-            return
-        self.next_token.restore(data.get("after"))
-        self.steps.curve = CostCurve.from_dict(data.get("steps"), self.config)
-        stored = data.get("first")
-        for kind, weights in enumerate(stored if isinstance(stored, list) else ()):
-            known = numbers(weights, len(self.config.chances) + 1, 0, 1) if kind <= COPY else None
-            if known is not None and (total := sum(known)) > 0:
+        stored, c = wire.stored(dict[str, object], data, {}), self.config
+        self.next_token.restore(stored.get("after"))
+        self.steps.curve = CostCurve.from_dict(stored.get("steps"), c)
+        for kind, weights in enumerate(wire.stored(list[object], stored.get("first"), [])[: COPY + 1]):
+            known = wire.stored(list[float], weights, [])
+            if len(known) == len(c.chances) + 1 and all(0 <= x <= 1 for x in known) and (total := sum(known)):
                 self.first[kind] = [x / total for x in known]
-        if is_number(explore := data.get("explore")):
-            most = self.config.explore_allowance
-            self.explore = max(self.config.stored_explore, min(most, float(explore)))
+        if is_number(explore := stored.get("explore")):
+            self.explore = max(c.stored_explore, min(c.explore_allowance, float(explore)))
 
 
 class PairState:
@@ -346,23 +342,19 @@ class PairState:
 
     def restore(self, data: object) -> None:
         """Continue from what `to_dict` wrote; invalid parts are ignored."""
-        if not isinstance(data, Mapping):
-            return
-        stored = data.get("tables")
-        known = stored if isinstance(stored, Mapping) else {}
+        stored = wire.stored(dict[str, object], data, {})
+        known = wire.stored(dict[str, object], stored.get("tables"), {})
         for name, table in self.tables.items():
             table.restore(known.get(name))
         self._kept = {n: data for n, data in known.items() if n not in self.tables and _is_table(data)}
-        stored = data.get("priced")
-        for name, state in stored.items() if isinstance(stored, Mapping) else ():
+        for name, state in wire.stored(dict[str, object], stored.get("priced"), {}).items():
             if name in self.models:
                 self.models[name].restore(state)
-            elif isinstance(state, Mapping):
-                self._kept_models[name] = dict(state)
-        self.budget.restore(data.get("credit"))
-        stored = data.get("runs")
-        for runs, known in zip(self.runs, stored if isinstance(stored, list) else (), strict=False):
-            runs.restore(known)
+            elif isinstance(state, dict):
+                self._kept_models[name] = state
+        self.budget.restore(stored.get("credit"))
+        for runs, of_runs in zip(self.runs, wire.stored(list[object], stored.get("runs"), []), strict=False):
+            runs.restore(of_runs)
 
 
 def _log_odds(one: float, other: float, right: bool) -> float:
@@ -373,9 +365,8 @@ def _log_odds(one: float, other: float, right: bool) -> float:
 
 def _is_table(data: object) -> bool:
     """Whether this is a stored acceptance table."""
-    right = data.get("right") if isinstance(data, Mapping) else None
-    n = len(right) if isinstance(right, list) else 0
-    return 0 < n <= _MAX_KEPT_BINS and AcceptanceTable([0.5] * n, forget=DEFAULT.free_forget).restore(data)
+    counts = stored_counts(wire.stored(dict[str, object], data, {}), DEFAULT.free_forget)
+    return counts is not None and len(counts[0]) <= _MAX_KEPT_BINS
 
 
 # The drafters whose tokens cost decodes, draft models and heads: what one has to evaluate before its first
