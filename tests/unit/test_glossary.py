@@ -1,4 +1,4 @@
-"""One word for each thing: those of the glossary in docs/development.md, and no second one for any of them."""
+"""One word for each thing: those of the glossary in docs/development.md, and no second one for one of them."""
 
 from __future__ import annotations
 
@@ -50,7 +50,8 @@ def test_no_second_word_for_one_of_the_glossary() -> None:
     found = []
     for path in sorted((ROOT / "specllama").rglob("*.py")):
         text = "\n".join(words(one) for one in said(path.read_text("utf-8")))
-        found += [f"{path.relative_to(ROOT)}:{other}is {others[other]!r}" for other in others if other in text]
+        name = path.relative_to(ROOT)
+        found += [f"{name}: {other.strip()} is {others[other]}" for other in others if other in text]
     assert found == []
 
 

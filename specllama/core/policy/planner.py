@@ -283,12 +283,8 @@ class Planner(Policy):
             counts = select_drafts(candidates, budget, active)
         # 5. Second candidates, where a number of them is asked for
         drafts = {seq: self._draft_of(seq, one, counts[seq]) for seq, one in candidates.items()}
-        left = budget.max_rows - active - sum(counts.values())
-        for seq, draft in drafts.items() if limits.n_branches else ():
-            n = counts[seq]
-            possible = [b for b in candidates[seq].branches if b.branch.at <= n]
-            draft.branches = best_branches(possible, limits, min(left, limits.n_tokens - n))
-            left -= draft.n_in_branches
+        if limits.n_branches:
+            _add_branches(drafts, candidates, budget.max_rows - active, limits)
         return {seq: draft for seq, draft in drafts.items() if draft.n_rows or draft.n_discarded}
 
     def _begin_round(self, active: int, seconds: float, limits: RoundLimits) -> RoundBudget:
@@ -488,3 +484,15 @@ class Planner(Policy):
                     plan.balance = min(plan.balance, self.config.allowance)
         for model in self._models:
             model.posterior.refill(verify + spent, t1)
+
+
+def _add_branches(
+    drafts: Mapping[int, Draft], candidates: Mapping[int, CandidateDraft], max_rows: int, limits: RoundLimits
+) -> None:
+    """Give drafts the second candidates for which there is room. max_rows: of all drafts."""
+    left = max_rows - sum(len(draft.tokens) for draft in drafts.values())
+    for seq, draft in drafts.items():
+        n = len(draft.tokens)
+        possible = [b for b in candidates[seq].branches if b.branch.at <= n]
+        draft.branches = best_branches(possible, limits, min(left, limits.n_tokens - n))
+        left -= draft.n_in_branches
