@@ -327,8 +327,8 @@ class ScriptedDrafter(Drafter):
         self.histories[seq_id] = list(prompt)
 
     def step(self, drafts: Mapping[int, Sequence[int]]) -> dict[int, Proposal]:
-        guesses = {seq: self.guess(self.histories[seq], draft) for seq, draft in drafts.items()}
-        return {seq: Proposal(token, self.confidence) for seq, token in guesses.items() if token is not None}
+        tokens = {seq: self.guess(self.histories[seq], draft) for seq, draft in drafts.items()}
+        return {seq: Proposal(token, self.confidence) for seq, token in tokens.items() if token is not None}
 
     def committed(self, seq_id: int, tokens: Sequence[int]) -> None:
         self.histories[seq_id].extend(tokens)

@@ -1,4 +1,4 @@
-"""The drafter `model`: a small model with one context for all sequences, its KV cache kept between rounds.
+"""The drafter `model`: a draft model with one context for all sequences, its KV cache kept between rounds.
 
 At the next draft the cache is truncated to the common prefix of drafted and committed tokens, and
 missing tokens are evaluated in one batch with the draft's first token. The draft model samples by the

@@ -39,7 +39,7 @@ def ignore_notice(text: str) -> None:
 
 
 def default_directory() -> Path:
-    """Where states are kept: "prefixes" in the cache directory."""
+    """The folder of states, "prefixes" in the cache directory."""
     return cache_dir() / "prefixes"
 
 

@@ -1,4 +1,4 @@
-"""Evaluated texts outside of a context's sequences, as the prefix store keeps them: stored texts, partial
+"""Evaluated texts outside of a context's sequences, as the prefix store keeps them: cached sequences, partial
 states.
 """
 
@@ -188,7 +188,7 @@ def n_common(a: Ids, b: Ids) -> int:
 # The states in RAM, outside of the context: their bytes, and which go when others need room.
 
 
-_TEXT = "answer"  # the kind of boundary at which a stored text ends
+_TEXT = "answer"  # the kind of boundary at which a cached sequence ends
 
 
 class StateCache:
@@ -213,7 +213,7 @@ class StateCache:
         return sum(t.n_bytes for t in self.texts) + sum(p.n_bytes for p in self.partials())
 
     def partials(self) -> Iterator[PartialState]:
-        """The partial states that are held by a slot or a stored text."""
+        """The partial states that are held by a slot or a cached sequence."""
         return (p for p in self._partials if p.state is not None)
 
     def has_room(self, n_bytes: int, priority: float) -> bool:
@@ -276,7 +276,7 @@ class StateCache:
                 one.n_shared = max((n_common(one.ids, t.ids) for t in others), default=0)
 
     def containing(self, ids: Ids, scope: str) -> CachedSequence | None:
-        """The stored text that begins with these ids."""
+        """The cached sequence that begins with these ids."""
         for text in self.texts:
             if text.scope == scope and len(text.ids) >= len(ids) and n_common(text.ids, ids) == len(ids):
                 return text
