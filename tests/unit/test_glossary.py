@@ -1,4 +1,4 @@
-"""One word for each thing: those of the glossary in docs/development.md, and no second one for one of them."""
+"""One word for each thing: those of the glossary in docs/development.md, and no second one."""
 
 from __future__ import annotations
 
