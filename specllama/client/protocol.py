@@ -447,7 +447,7 @@ class SequenceDelta(NamedTuple):
     and emitted. logprobs: one for each id, None unless requested. rounds: decodes that this took: more than
     one where a near-tie was decided again, 0 where the token is the one that the prompt's decode gave.
     seconds: of these rounds. rejected: the first draft tokens from the one that was wrong, as (text,
-    drafter), at most MAX_REJECTED of worker/output.py; empty unless requested.
+    drafter), at most MAX_REJECTED of worker/intake.py; empty unless requested.
     """
 
     id: int

@@ -22,7 +22,20 @@ from specllama.client import protocol
 from specllama.core.decoder import context_length_error
 from specllama.llama.model import LlamaModel
 from specllama.text.prompt_parts import ControlTexts, PromptPart, encode
-from specllama.worker.output import token_bytes
+
+# The bytes and the text that ids stand for, control tokens by their names.
+
+
+def detokenize(model: LlamaModel, ids: Sequence[int], special: bool = True) -> str:
+    """The text of ids, control tokens by their names or, without `special`, left out."""
+    pieces = (token_bytes(model, i) if special else model.piece(i) for i in ids)
+    return b"".join(pieces).decode("utf-8", "replace")
+
+
+def token_bytes(model: LlamaModel, token: int) -> bytes:
+    """The bytes of a token, of a control token those of its name."""
+    return model.piece(token) or model.token_text(token).encode()
+
 
 # Which texts cannot fit into the context, found without tokenising them.
 #

@@ -27,49 +27,33 @@ from specllama.core.interfaces import Mask
 from specllama.core.prefix.stored import CachedSequence
 from specllama.core.sampling.infill import InfillRule
 from specllama.core.sampling.params import SamplingParams
-from specllama.core.sequence import Request
+from specllama.core.sequence import Generation, Request, TokenLogprobs
 from specllama.core.stats import RunStats
 from specllama.errors import BusyError, EngineError, SpecllamaError, UsageError
-from specllama.llama.model import end_of_turn_id
+from specllama.llama.model import LlamaModel, end_of_turn_id
 from specllama.processor_time import WorkMeter, of_thread
 from specllama.text.detokenizer import TokenWriter
 from specllama.text.terminal import printable
+from specllama.worker.conversations import token_bytes
 from specllama.worker.file_sampling import sampling_defaults
 from specllama.worker.loader import Loaded
-from specllama.worker.output import SequenceOutput
 from specllama.worker.prefix_persister import PrefixPersister
-from specllama.worker.prompts import Prompt, Prompts
-from specllama.worker.queries import answer_query, end_of_prompt, open_reasoning_tag
-
-# A request between its message and the engine: the checked and prepared parts, and its owner.
-
+from specllama.worker.prompts import Prompt, Prompts, answer_query, end_of_prompt, open_reasoning_tag
 
 Send = Callable[[protocol.Message], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Accepted:
-    """A request whose parameters have been checked. received: running_time."""
-
-    message: protocol.Generate
-    params: SamplingParams
-    received: float
-
-    @property
-    def choices(self) -> list[protocol.Choice]:
-        """Its answers, the first one included."""
-        message, seed = self.message, self.params.seed
-        assert seed is not None
-        return [protocol.Choice(message.id, message.turn, seed), *message.choices]
+_COPIED = "speculate", "draft_max", "owner", "final_probs", "exact", "warm", "end_loops"  # into the Request
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """What is made of a request's texts. tag: that closes the reasoning which the prompt opens, "" for none;
-    grammar: Lark of its tool calls, None without; schema: of the text, as its grammar uses it, None without;
-    notes: what these do not enforce.
+    """A request that was checked, and what is made of its texts. params: with a seed. received: running_time.
+    tag: that closes the reasoning which the prompt opens, "" for none; grammar: Lark of its tool calls, None
+    without; schema: of the text, as its grammar uses it, None without; notes: what these do not enforce.
     """
 
+    message: protocol.Generate
+    params: SamplingParams
+    received: float
     prompt: Prompt
     tag: str
     grammar: str | None
@@ -116,6 +100,100 @@ def refusing(send: Send, message: protocol.Message) -> Iterator[None]:
         yield
     except SpecllamaError as error:
         refuse(send, error, getattr(message, "id", None), *choice_ids(message))
+
+
+# The output of one generation since the last message to the front.
+
+
+MAX_REJECTED = 32  # draft tokens of a round that are shown
+
+
+@dataclass(slots=True)
+class SequenceOutput:
+    """A generation, and how much of it was sent.
+
+    message: that asked for it. n_sent, n_drafted, n_accept, n_rounds, decode_seconds: totals at the last
+    message. n_prefilled: as last reported, -1 before. queue_position: as last reported, 0 before.
+    """
+
+    id: int
+    generation: Generation
+    writer: TokenWriter
+    message: protocol.Generate
+    n_sent: int = 0
+    n_drafted: int = 0
+    n_accept: int = 0
+    n_rounds: int = 0
+    decode_seconds: float = 0.0
+    n_prefilled: int = -1
+    queue_position: int = 0
+
+    def queue_report(self, waiting: Sequence[Generation]) -> protocol.Queued | None:
+        """Its position among those that wait for a slot, where that was not reported before."""
+        if not self.message.progress:
+            return None
+        position = 1 + next((i for i, g in enumerate(waiting) if g is self.generation), -1)
+        if position in (0, self.queue_position):
+            return None
+        self.queue_position = position
+        return protocol.Queued(self.id, self.generation.n_prompt, position)
+
+    def prefill_reports(self) -> list[protocol.Prefilled]:
+        """What has not been reported of the prefill, the part that was cached first."""
+        g = self.generation
+        waits = g.seq_id < 0 or g.prefix_owner is not None
+        if not self.message.progress or waits or self.n_prefilled == g.n_prompt:
+            return []
+        n_reused, n_done = g.stats.n_reused, min(g.n_past, g.n_prompt)
+        steps = [n_reused] if self.n_prefilled < 0 else []
+        if n_done > max(self.n_prefilled, n_reused):
+            steps.append(n_done)
+        self.n_prefilled = max([self.n_prefilled, *steps])
+        return [protocol.Prefilled(self.id, n, g.n_prompt, n_reused) for n in steps]
+
+    def delta(self, model: LlamaModel) -> protocol.SequenceDelta | None:
+        """The output since the last call; None if there is none."""
+        g = self.generation
+        text, runs = self.writer.take()
+        ids = g.history[g.n_prompt + self.n_sent :]
+        if not ids:
+            return None
+        logprobs = self._logprobs(model, ids) if g.logprobs else None
+        stats = g.stats
+        drafted, accepted = stats.n_drafted - self.n_drafted, stats.n_accept - self.n_accept
+        rounds, seconds = stats.rounds - self.n_rounds, stats.decode_seconds - self.decode_seconds
+        self.n_sent += len(ids)
+        self.n_drafted, self.n_accept, self.n_rounds = stats.n_drafted, stats.n_accept, stats.rounds
+        self.decode_seconds = stats.decode_seconds
+        rejected = self._rejected(model) if self.message.show_rejected else []
+        return protocol.SequenceDelta(
+            self.id, text, ids, runs, drafted, accepted, logprobs, rounds, seconds, rejected
+        )
+
+    def _logprobs(self, model: LlamaModel, ids: Sequence[int]) -> list[protocol.PositionLogprobs] | None:
+        """Of the ids that were not sent yet."""
+        lengths = itertools.chain(
+            self.writer.lengths[self.n_sent :], itertools.repeat(0)
+        )  # an end token has none
+        positions = zip(ids, self.generation.logprobs[self.n_sent :], lengths, strict=False)
+        return [_logprobs(model, token, logprob, n) for token, logprob, n in positions] or None
+
+    def _rejected(self, model: LlamaModel) -> list[tuple[str, str]]:
+        rejected = self.generation.rejected[:MAX_REJECTED]
+        return [(token_bytes(model, token).decode("utf-8", "replace"), source) for token, source in rejected]
+
+
+def _logprobs(
+    model: LlamaModel, token: int, position: TokenLogprobs, length: int
+) -> protocol.PositionLogprobs:
+    top = [_candidate(model, i, logprob) for i, logprob in position.top]
+    return protocol.PositionLogprobs(_candidate(model, token, position.logprob), top, length)
+
+
+def _candidate(model: LlamaModel, token: int, logprob: float) -> protocol.CandidateLogprob:
+    piece = token_bytes(model, token)
+    value = logprob if logprob > -math.inf else None
+    return protocol.CandidateLogprob(token, piece.decode("utf-8", "replace"), list(piece), value)
 
 
 # Prepares large requests in a thread of its own while others decode, the smallest first.
@@ -289,21 +367,39 @@ class RequestIntake:
             message = replace(message, prompt=self.prompts.calls.apart(message.chat))
         if isinstance(message.prompt, protocol.MixedInput):
             size += _PART_BYTES * len(message.prompt.parts)
-        accepted = attempt(lambda: self._accepted(message, received))
+        params = attempt(lambda: self._params(message))
+        ids = {message.id, *choice_ids(message)}
         if self._post is None or size <= LARGE:
-            self._queue(accepted, attempt(lambda: self._prepare(accepted)), accepted.choices)
+            self._queue(attempt(lambda: self._prepare(message, params, received)), ids)
             return
         self.prompts.check(message)
-        post = self._post
-        self._preparer.submit(
-            {choice.id for choice in accepted.choices},
-            size,
-            lambda: self._prepare(accepted),
-            lambda job, made: post(partial(self._prepared, accepted, job, made)),
-        )
+        work = partial(self._prepare, message, params, received)
+        self._in_thread(self._preparer, self._post, ids, size, work, self._prepared)
 
-    def _accepted(self, message: protocol.Generate, received: float) -> Accepted:
-        """The request with its parameters. Raises UsageError."""
+    def _in_thread(
+        self,
+        thread: Preparer,
+        post: Callable[[Callable[[], None]], None],
+        ids: set[int],
+        size: int,
+        work: Callable[[], _Result],
+        then: Callable[[_Result | SpecllamaError, set[int]], None],
+    ) -> None:
+        """Do the work on some ids in another thread, what follows in the engine's. then: gets the result or
+        the error, and the ids that were not cancelled meanwhile; what it raises is sent to these.
+        """
+
+        def done(job: Job, result: _Result | SpecllamaError) -> None:
+            thread.release(job)
+            try:
+                then(result, job.open)
+            except SpecllamaError as error:
+                refuse(self._send, error, *job.open)
+
+        thread.submit(ids, size, work, lambda job, result: post(partial(done, job, result)))
+
+    def _params(self, message: protocol.Generate) -> SamplingParams:
+        """The parameters of a request, with a seed. Raises UsageError."""
         params = SamplingParams.merge(message.params, sampling_defaults(self._loaded.model.metadata))
         seed = params.seed if params.seed is not None else secrets.randbits(32)
         biases = self._biases(params, message.text_biases)
@@ -318,7 +414,7 @@ class RequestIntake:
                 if note != self._said.get(name):  # not once for each of many texts
                     self._said[name] = note
                     self._send(protocol.Notice(note))
-        return Accepted(message, replace(params, seed=seed, logit_bias=biases), received)
+        return replace(params, seed=seed, logit_bias=biases)
 
     def _biases(self, params: SamplingParams, of_texts: Mapping[str, float]) -> Mapping[int, float]:
         """The biases of all tokens of the vocabulary; those of ids count before those of texts."""
@@ -327,11 +423,11 @@ class RequestIntake:
         biases = {i: bias for text, bias in of_texts.items() for i in model.tokenize(text, False, False)}
         return biases | own
 
-    def _prepare(self, accepted: Accepted) -> Prepared:
-        """The prompt and the grammar of a request, in any thread; that of a thousand tools takes 0.2 s to
+    def _prepare(self, message: protocol.Generate, params: SamplingParams, received: float) -> Prepared:
+        """A request with its prompt and grammar, in any thread; that of a thousand tools takes 0.2 s to
         compile. Raises UsageError, TemplateError, ContextLengthError.
         """
-        message, model = accepted.message, self._loaded.model
+        model, given = self._loaded.model, params
         prompt = self.prompts.prompt(message)
         chat, calls = message.chat, self.prompts.calls
         tools = chat.tools if chat is not None else None
@@ -339,7 +435,7 @@ class RequestIntake:
         goes_on = chat is not None and is_begun and not chat.prefix  # reasoning that has begun
         tag = calls.thought_tag if goes_on else open_reasoning_tag(model, prompt.ids)
         begun = not tag and (is_begun or calls.reasoning_is_over(end_of_prompt(model, prompt.ids)))
-        is_open, params, notes = self._loaded.settings.schema_open, accepted.params, list[str]()
+        is_open, notes = self._loaded.settings.schema_open, list[str]()
         if isinstance(params.json_schema, str):
             used, problem = answer_schema(params.json_schema, message.strict_schema, is_open)
             params = replace(params, json_schema=used)
@@ -347,89 +443,65 @@ class RequestIntake:
         if tools is not None:
             tools = tools if is_open else with_closed_schemas(tools)
             notes.append(calls.note(tools))
-        grammar = None
-        if chat is not None:
-            grammar = calls.grammar(tools, params, tag, begun)
+        grammar = calls.grammar(tools, params, tag, begun) if chat is not None else None
         schema = params.json_schema if isinstance(params.json_schema, str) else None
-        made = Prepared(prompt, tag, grammar, schema, [note for note in notes if note])
-        self._mask(accepted, made)
+        notes = [note for note in notes if note]
+        made = Prepared(message, given, received, prompt, tag, grammar, schema, notes)
+        self._mask(made)
         return made
 
-    def _mask(self, accepted: Accepted, made: Prepared) -> Mask | None:
+    def _mask(self, made: Prepared) -> Mask | None:
         """A mask at the beginning of an answer; its grammar is compiled the first time."""
-        params, scope, compiled = accepted.params, cache_scope(accepted.message), self._loaded.grammars
+        grammar, scope, compiled = made.params.grammar, cache_scope(made.message), self._loaded.grammars
         if made.schema is not None and made.grammar is not None:
             with blaming("json_schema"):
                 compiled.mask(json_schema=made.schema, scope=scope)
-        chat = accepted.message.chat
+        chat = made.message.chat
         blamed = "tools" if chat is not None and chat.tools is not None else "json_schema"
-        with blaming("grammar" if params.grammar is not None else blamed):
-            return compiled.mask(
-                json_schema=made.schema, grammar=params.grammar, tools=made.grammar, scope=scope
-            )
+        with blaming("grammar" if grammar is not None else blamed):
+            return compiled.mask(json_schema=made.schema, grammar=grammar, tools=made.grammar, scope=scope)
 
-    def _prepared(self, accepted: Accepted, job: Job, made: Prepared | SpecllamaError) -> None:
-        """Queue a request that was prepared, without the choices that were cancelled meanwhile."""
-        self._preparer.release(job)
-        try:
-            if isinstance(made, SpecllamaError):
-                raise made
-            self._queue(accepted, made, [c for c in accepted.choices if c.id in job.open])
-        except SpecllamaError as error:
-            refuse(self._send, error, *job.open)
+    def _prepared(self, made: Prepared | SpecllamaError, ids: set[int]) -> None:
+        if isinstance(made, SpecllamaError):
+            raise made
+        self._queue(made, ids)
 
-    def _queue(self, accepted: Accepted, made: Prepared, choices: Sequence[protocol.Choice]) -> None:
-        """Submit the choices of a request, once what the disk has of its prompt was read."""
-        persister, post, message = self.persister, self._post, accepted.message
+    def _queue(self, made: Prepared, ids: set[int]) -> None:
+        """Submit the answers of a request that have these ids, once what the disk has of its prompt was read;
+        where that fails, the prompt is evaluated.
+        """
+        persister, message = self.persister, made.message
         alone = self._engine.exact_rows is not None and (self._engine.exact or message.exact)
         match = None
         if persister is not None and not alone:  # whose cells must be those that it would fill itself
             match = persister.find(made.prompt.ids, cache_scope(message), message.disk_scope)
         if persister is None or match is None:
-            self._submit(accepted, made, choices)
-        elif post is None:
-            self._submit(accepted, made, choices, persister.read(match))
+            self._submit(made, ids)
+        elif self._post is None:
+            self._submit(made, ids, persister.read(match))
         else:
-            self._reader.submit(
-                {choice.id for choice in choices},
-                match.state.meta.n_bytes,
-                lambda: persister.read(match),
-                lambda job, text: post(partial(self._was_read, accepted, made, job, text)),
-            )
+            size, read = match.state.meta.n_bytes, partial(persister.read, match)
+            self._in_thread(self._reader, self._post, ids, size, read, partial(self._was_read, made))
 
-    def _was_read(
-        self, accepted: Accepted, made: Prepared, job: Job, text: CachedSequence | SpecllamaError | None
-    ) -> None:
-        """Submit a request for which the disk was read, without the choices that were cancelled meanwhile.
-        Where that failed, its prompt is evaluated.
-        """
-        self._reader.release(job)
-        choices = [choice for choice in accepted.choices if choice.id in job.open]
-        try:
-            self._submit(accepted, made, choices, text if isinstance(text, CachedSequence) else None)
-        except SpecllamaError as error:
-            refuse(self._send, error, *job.open)
+    def _was_read(self, made: Prepared, text: CachedSequence | SpecllamaError | None, ids: set[int]) -> None:
+        self._submit(made, ids, text if isinstance(text, CachedSequence) else None)
 
-    def _submit(
-        self,
-        accepted: Accepted,
-        made: Prepared,
-        choices: Sequence[protocol.Choice],
-        stored: CachedSequence | None = None,
-    ) -> None:
-        """Submit the choices of a request to the engine. stored: a text that was read from the disk."""
+    def _submit(self, made: Prepared, ids: set[int], stored: CachedSequence | None = None) -> None:
+        """Submit the answers of a request to the engine. stored: a text that was read from the disk."""
         if stored is not None and self.persister is not None:
             self.persister.was_read(stored)
-        message, model, prompt = accepted.message, self._loaded.model, made.prompt
+        message, model, prompt = made.message, self._loaded.model, made.prompt
         for note in made.notes:
             self._send(protocol.Notice(printable(note)))
         chat, calls = message.chat, self.prompts.calls
         shown = calls.shown(chat.tools) if chat is not None else {}
-        if not accepted.params.skip_special_tokens:
+        if not made.params.skip_special_tokens:
             shown = {**model.control_tokens, **shown}
         headers = calls.headers if chat is not None else None
-        for choice in choices:
-            params = replace(accepted.params, seed=choice.seed)
+        assert made.params.seed is not None
+        first = protocol.Choice(message.id, message.turn, made.params.seed)
+        for choice in (choice for choice in (first, *message.choices) if choice.id in ids):
+            params = replace(made.params, seed=choice.seed)
             stops = params.stop if prompt.forced is None else ()
             ends = params.stop_token_ids, params.min_tokens
             controls = model.control_tokens if stops else {}
@@ -439,34 +511,23 @@ class RequestIntake:
                 params,
                 choice.seed,
                 writer,
-                mask=self._mask(accepted, made),
+                mask=self._mask(made),
                 forced=prompt.forced,
-                owner=message.owner,
                 history_scope=message.owner if message.memory else None,
                 cache_scope=cache_scope(message),
-                speculate=message.speculate,
-                draft_max=message.draft_max,
-                exact=message.exact,
                 turn=choice.turn,
-                final_probs=message.final_probs,
                 prompt_seconds=limited(message.prompt_seconds, message),
                 predict_seconds=limited(message.predict_seconds, message),
-                warm=message.warm,
                 infill=self._infill_rule if params.infill_sampling else None,
                 boundaries=prompt.boundaries,
                 kept=message.kept and bool(message.disk_scope),
-                end_loops=message.end_loops,
+                **{name: getattr(message, name) for name in _COPIED},
             )
             generation = self._engine.submit(request, stored)
             generation.stats.n_from_disk = len(stored.ids) if stored is not None else 0
             # Template, tokenisation and grammar count towards the first token.
-            generation.submitted = accepted.received
-            output = SequenceOutput(choice.id, generation, writer)
-            if chat is not None:
-                output.messages, output.prefix = chat.messages, chat.prefix
-            output.progress, output.show_prompt = message.progress, message.show_prompt
-            output.show_rejected = message.show_rejected
-            self._running.append(output)
+            generation.submitted = made.received
+            self._running.append(SequenceOutput(choice.id, generation, writer, message))
             shown_ids = (prompt.ids, prompt.digest) if message.show_ids else ([], "")
             self._send(protocol.Started(choice.id, len(prompt.ids), params, made.tag, *shown_ids))
 

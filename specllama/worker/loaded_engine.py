@@ -26,17 +26,16 @@ from specllama.prefix_disk.directory import StateDirectory, default_directory
 from specllama.prefix_disk.disk_store import DiskStore
 from specllama.prefix_disk.eviction import automatic_budget
 from specllama.text.template_process import IsolatedTemplate, TemplateProcess
+from specllama.worker.conversations import detokenize
 from specllama.worker.exact import ExactMode
 from specllama.worker.idle import IdleMeasurer
-from specllama.worker.intake import RequestIntake, Send, refusing
+from specllama.worker.intake import RequestIntake, Send, SequenceOutput, refusing
 from specllama.worker.load_info import load_info
 from specllama.worker.loader import Loaded, load
 from specllama.worker.no_draft_reason import drafting_verdict
-from specllama.worker.output import SequenceOutput, detokenize
 from specllama.worker.prefix_persister import PrefixPersister
-from specllama.worker.prompts import Prompts
-from specllama.worker.queries import compile_template, slots
-from specllama.worker.slot_actions import SlotActions
+from specllama.worker.prompts import Prompts, compile_template
+from specllama.worker.slot_actions import SlotActions, slots
 from specllama.worker.tool_calls import ToolCalls
 
 if TYPE_CHECKING:
@@ -226,7 +225,7 @@ class LoadedEngine:
             item = r.delta(self.loaded.model)
             if item is not None:
                 items.append(item)
-            elif not r.progress and not g.prefilled and now - self._reported > _PREFILL_REPORT_SECONDS:
+            elif not (r.message.progress or g.prefilled) and now - self._reported > _PREFILL_REPORT_SECONDS:
                 self._reported = now
                 self.send(protocol.Prefilled(r.id, g.n_past, g.n_prompt, g.stats.n_reused))
         if items:
@@ -249,8 +248,8 @@ class LoadedEngine:
         scope = g.request.history_scope
         if self.loaded.history is not None and scope is not None:
             self.loaded.history.keep(scope, g.history, g.n_prompt)
-        if r.messages is not None:
-            self.intake.prompts.turns.keep(r.id, r.messages, g.history, g.n_prompt, r.prefix)
+        if (chat := r.message.chat) is not None:
+            self.intake.prompts.turns.keep(r.id, chat.messages, g.history, g.n_prompt, chat.prefix)
         self.send(self._done(r, text, runs, unmeasured))
         if self.persister is not None:
             self.persister.generation_ended()
@@ -282,7 +281,7 @@ class LoadedEngine:
             epsilon=self.engine.epsilon if profile.covers(len(g.history)) else None,
             unmeasured=unmeasured,
             slot=g.seq_id,
-            prompt=detokenize(self.loaded.model, g.request.prompt) if r.show_prompt else "",
+            prompt=detokenize(self.loaded.model, g.request.prompt) if r.message.show_prompt else "",
             complete=g.complete,
         )
 

@@ -1,4 +1,4 @@
-"""Saves, restores and erases slots of the engine, as llama-server's clients ask for.
+"""Shows, saves, restores and erases slots of the engine, as llama-server's clients ask for.
 
 Knows the prefix store and the files of slots (prefix_disk/record.py); which names files may have is
 checked by the server.
@@ -6,7 +6,7 @@ checked by the server.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from specllama.client import protocol
@@ -17,6 +17,7 @@ from specllama.errors import EngineError, NotSupportedError, UsageError
 from specllama.models.memory.available import available_memory
 from specllama.prefix_disk.record import PrefixRecord, read_slot_file, write_slot_file
 from specllama.prefix_disk.state_file import BadStateFileError
+from specllama.worker.intake import SequenceOutput
 from specllama.worker.prefix_persister import WHOLE, draft_part, partials_of, text_parts
 
 
@@ -104,3 +105,46 @@ class SlotActions:
         self._store.release(slot, ids, len(ids))
         self._store.copies.load_draft(slot, record.parts.get(self._draft_part))
         return len(ids), n_bytes
+
+
+def slots(
+    id_: int,
+    engine: Engine,
+    running: Sequence[SequenceOutput],
+    decode_seconds: Sequence[tuple[int, float]] = (),
+) -> protocol.Slots:
+    """The state of each slot, and the number of cache cells in use. decode_seconds: see protocol.Slots."""
+    states, n_used = [], 0
+    by_sequence = {r.generation.seq_id: r for r in running if r.generation in engine.active}
+    for slot in engine.slots:
+        r = by_sequence.get(slot.seq_id)
+        n_used += len(slot.ids)
+        if r is None:
+            states.append(protocol.SlotState(slot.seq_id, len(slot.ids), slot.scope))
+            continue
+        g, s = r.generation, r.generation.stats
+        n_used += g.n_past
+        states.append(
+            protocol.SlotState(
+                slot.seq_id,
+                g.n_past,
+                g.request.owner,
+                id=r.id,
+                n_prompt=g.n_prompt,
+                n_decoded=s.n_predict,
+                n_drafted=s.n_drafted,
+                n_accept=s.n_accept,
+                speculate=g.request.speculate,
+            )
+        )
+    states_in_ram = engine.scheduler.store.state_cache
+    return protocol.Slots(
+        id_,
+        states,
+        len(engine.scheduler.waiting),
+        n_used,
+        engine.target.n_ctx,
+        list(decode_seconds),
+        len(states_in_ram.texts) + sum(1 for _ in states_in_ram.partials()),
+        states_in_ram.n_bytes,
+    )

@@ -133,7 +133,7 @@ AT_RUN_TIME: Mapping[str, str] = {
     "draft_p_min": "worker/loader.py",
     "calibrate": "worker/idle.py",
     "memory": "worker/loader.py",
-    "chat_template": "worker/queries.py",
+    "chat_template": "worker/prompts.py",
     "tool_format": "worker/loaded_engine.py",
     "rpc": "worker/rpc.py",
     "schema_open": "worker/intake.py",
