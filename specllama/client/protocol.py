@@ -8,24 +8,106 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypedDict, get_args
+from typing import NamedTuple, get_args
 
 from specllama import wire
+from specllama.calls.tools import Tools
 from specllama.client.model_info import BuildInfo, DeviceInfo, LoadInfo
-from specllama.client.prompt_input import ChatInput as ChatInput
-from specllama.client.prompt_input import EarlierTurn as EarlierTurn
-from specllama.client.prompt_input import Infill as Infill
-from specllama.client.prompt_input import InfillChunk as InfillChunk
-from specllama.client.prompt_input import MixedInput as MixedInput
-from specllama.client.prompt_input import PromptInput as PromptInput
-from specllama.client.prompt_input import TextInput as TextInput
-from specllama.client.prompt_input import TokenInput as TokenInput
 from specllama.client.tune_messages import Trim, Trimmed, Tune, Tuned, TuneMeasurement, Tuning
 from specllama.config.load import LoadSettings
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.stats import RunStats
 from specllama.json_types import JsonObject
 from specllama.prefix_disk.scopes import LOCAL
+
+# What a generation goes on from: one of five forms of a prompt.
+
+
+@dataclass(frozen=True, slots=True)
+class InfillChunk:
+    """A text, or a part of one, that may help to fill a gap in another."""
+
+    text: str
+    filename: str = "tmp"
+
+
+@dataclass(frozen=True, slots=True)
+class Infill:
+    """A text with a gap. prefix, suffix: what is before and after it. prompt: the beginning of what fills it.
+    extra: other texts, the most important ones last; all texts but `prompt` are then cut to what fits. None
+    for prefix and suffix alone, uncut. suffix_first: for models that were trained on that order.
+    """
+
+    prefix: str
+    suffix: str
+    prompt: str = ""
+    extra: list[InfillChunk] | None = None
+    suffix_first: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class EarlierTurn:
+    """A generation of another engine process, whose ids are kept (Generate.show_ids in protocol.py).
+
+    n_messages: that it answered. ids: of its prompt and its text, the prompt's first. digest: as in
+    protocol.Started. prefix: the beginning of the answer that was part of its prompt (ChatInput.prefix).
+    """
+
+    n_messages: int
+    n_prompt: int
+    ids: list[int]
+    digest: str
+    prefix: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatInput:
+    """Messages, which the chat template renders.
+
+    variables: of the template. tools: what the model may call in its answer, None for nothing. prefix: text
+    after the rendered messages that the answer continues; control tokens in it are not parsed.
+    prefix_thought: reasoning of the answer before `prefix`; without a prefix it goes on itself. follows: id
+    of an earlier generation whose prompt and answer these messages begin with; its ids are kept where the
+    template writes the same text for them. earlier: in place of `follows`, a generation of another engine
+    process, of these messages or of the first of them.
+    """
+
+    messages: list[JsonObject]
+    variables: JsonObject = field(default_factory=dict)
+    tools: Tools | None = None
+    prefix: str = ""
+    prefix_thought: str = ""
+    follows: int | None = None
+    earlier: EarlierTurn | None = None
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether the answer goes on with what is there of it."""
+        return bool(self.prefix or self.prefix_thought)
+
+
+@dataclass(frozen=True, slots=True)
+class TextInput:
+    """A text as it is; control tokens in it are parsed."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class TokenInput:
+    """Token ids."""
+
+    ids: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class MixedInput:
+    """Texts and ids in turn; each text is tokenised on its own."""
+
+    parts: list[str | list[int]]
+
+
+PromptInput = ChatInput | TextInput | TokenInput | MixedInput | Infill
 
 
 @dataclass(frozen=True, slots=True)
@@ -395,21 +477,6 @@ class Queued:
     queue_rank: int
 
 
-class CandidateRecord(TypedDict):
-    """A CandidateLogprob as JSON."""
-
-    id: int
-    token: str
-    bytes: list[int]
-    logprob: float | None
-
-
-class PositionRecord(CandidateRecord):
-    """The token that was emitted at a position, with the likeliest ones there."""
-
-    top_logprobs: list[CandidateRecord]
-
-
 class CandidateLogprob(NamedTuple):
     """A token with its natural-log probability, None where that is minus infinity, which JSON cannot express.
     token: its bytes as text, invalid ones replaced.
@@ -420,7 +487,7 @@ class CandidateLogprob(NamedTuple):
     bytes: list[int]
     logprob: float | None
 
-    def to_dict(self) -> CandidateRecord:
+    def to_dict(self) -> JsonObject:
         """As programs read it."""
         return {"id": self.id, "token": self.token, "bytes": self.bytes, "logprob": self.logprob}
 
@@ -434,7 +501,7 @@ class PositionLogprobs(NamedTuple):
     top: list[CandidateLogprob]
     length: int = 0
 
-    def to_dict(self) -> PositionRecord:
+    def to_dict(self) -> JsonObject:
         """As `run --json` shows it."""
         return {**self.chosen.to_dict(), "top_logprobs": [c.to_dict() for c in self.top]}
 

@@ -33,6 +33,7 @@ from specllama.gguf.trimmed import read_trim
 from specllama.heads import file_head
 from specllama.heads.check import check_draft, check_model
 from specllama.heads.kind import HeadInfo, read_d2t
+from specllama.json_types import JsonObject
 from specllama.llama.context import LlamaContext
 from specllama.llama.draft_contexts import ForeignContext, TrimmedContext, translation
 from specllama.llama.heads import BlockContext, HeadContext, TargetFeatures, unsupported
@@ -45,8 +46,7 @@ from specllama.pair.check import HeadVerdict, PairVerdict, check_head, check_pai
 from specllama.pair.overlap import overlap, translated
 from specllama.pair.vocab import Overlap, stand_ins
 from specllama.worker.calibrate import measure_change, measure_load, measure_steps
-from specllama.worker.profile import ModelProfile
-from specllama.worker.profile_data import HeadKey, ModelKey, head_key, model_key
+from specllama.worker.profile import ModelProfile, head_key, model_key
 
 _REPORT_SECONDS = 0.1
 
@@ -66,7 +66,7 @@ class LoadedDraft:
         return self.context.translation if isinstance(self.context, ForeignContext) else None
 
     @property
-    def key(self) -> ModelKey:
+    def key(self) -> JsonObject:
         """The draft's part of the key under which a pair is stored."""
         key = model_key(self.header, self.settings, self.context)
         if self.translation is not None:
@@ -223,7 +223,7 @@ class LoadedHead:
         return self.head.header
 
     @property
-    def key(self) -> HeadKey:
+    def key(self) -> JsonObject:
         """The head's part of the key under which a pair is stored."""
         return {**head_key(self.head), "n_gpu_layers": self.settings.n_gpu_layers}
 

@@ -1,26 +1,447 @@
 """The engine process without its pipes: loads a pair, serves requests, and sends events as messages.
 
-Runs in the worker's main thread, or in a test. Knows nothing about how messages are transported. What it
-does once a pair is loaded is in loaded_engine.py.
+Runs in the worker's main thread, or in a test. Knows nothing about how messages are transported.
 """
 
 from __future__ import annotations
 
 import contextlib
+import re
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING
 
 from specllama.client import protocol
+from specllama.client.tune_messages import Tune
 from specllama.clock import running_time
+from specllama.config.load import AUTO
 from specllama.config.store import Store
 from specllama.core.engine import Engine
-from specllama.errors import EngineError
+from specllama.core.gain import MIN_PLAIN_ROUNDS
+from specllama.core.interfaces import CachingDrafter, DecodeError
+from specllama.core.prefix.store import PrefixStore
+from specllama.core.stats import RunStats
+from specllama.errors import EngineError, Note, SpecllamaError, UsageError, option, warning
 from specllama.llama.library import show_log
+from specllama.llama.model import LlamaModel
+from specllama.models.memory.available import available_memory
+from specllama.prefix_disk.directory import StateDirectory, default_directory
+from specllama.prefix_disk.disk_store import DiskStore
+from specllama.prefix_disk.eviction import automatic_budget
 from specllama.processor_time import WorkMeter, of_thread
-from specllama.worker.intake import refusing
-from specllama.worker.load_info import inspect_build
-from specllama.worker.loaded_engine import LoadedEngine, open_engine
-from specllama.worker.loader import Loaded
+from specllama.text.template_process import IsolatedTemplate, TemplateProcess
+from specllama.worker.conversations import detokenize
+from specllama.worker.idle import ExactMode, IdleMeasurer
+from specllama.worker.intake import RequestIntake, Send, SequenceOutput, refusing
+from specllama.worker.load_info import inspect_build, load_info
+from specllama.worker.loader import Loaded, load
+from specllama.worker.no_draft_reason import drafting_verdict
+from specllama.worker.prefix_persister import PrefixPersister
+from specllama.worker.prompts import Prompts, compile_template
+from specllama.worker.slot_actions import SlotActions, slots
+from specllama.worker.tool_calls import ToolCalls
+
+if TYPE_CHECKING:
+    from specllama.worker.tuning.tuner import Tuner
+
+_PREFILL_REPORT_SECONDS = 0.5  # between two reports of a prefill
+
+
+@dataclass(slots=True, kw_only=True)
+class LoadedEngine:
+    """A loaded pair and its engine.
+
+    running: the generations; the intake adds to them. persister: prompts on disk, None where none are kept.
+    tuner: while the engine is tuned. held: requests, with the bytes of their messages, that wait until it is
+    decided how to be exact.
+    """
+
+    loaded: Loaded
+    engine: Engine
+    running: list[SequenceOutput]
+    intake: RequestIntake
+    idle: IdleMeasurer
+    exact: ExactMode
+    slot_actions: SlotActions
+    send: Send
+    persister: PrefixPersister | None = None
+    tuner: Tuner | None = None
+    held: list[tuple[protocol.Generate, int]] = field(default_factory=list)
+    _step_seconds: float = 0.0
+    _reported: float = 0.0
+
+    def handle(self, message: protocol.Message, size: int = 0) -> None:
+        """Handle a message from the front. size: its bytes. Raises SpecllamaError."""
+        if isinstance(message, protocol.Generate):
+            self._generate(message, size)
+        elif isinstance(message, protocol.Cancel):
+            self._cancel(message.id)
+        elif isinstance(message, protocol.Configure):
+            self._configure(message)
+        elif isinstance(message, protocol.Question):
+            self._answer(message, size)
+        elif isinstance(message, Tune):
+            from specllama.worker.tuning.tuner import Tuner
+
+            self.tuner = Tuner(message, None if self.busy else self.engine, self.loaded, self.ids, self.send)
+        elif isinstance(message, protocol.Calibrate):
+            more, profile = self.idle.measure(message.seconds), self.loaded.profile
+            self.send(protocol.Calibrated(profile.t1, profile.epsilon, more))
+        else:
+            raise EngineError(f"the engine process does not accept {type(message).__name__}")
+
+    @property
+    def busy(self) -> bool:
+        return self.decoding or self.intake.busy
+
+    @property
+    def decoding(self) -> bool:
+        """Whether `step` has something to decode."""
+        return bool(self.running or self.held) or self.tuner is not None
+
+    @property
+    def step_due_in(self) -> float | None:
+        """Seconds until `step` has work to do if no message arrives; None for never."""
+        if self.decoding:
+            return 0.0
+        if self.intake.busy:
+            return None
+        due = [self.idle.due_in, self.persister.due_in if self.persister is not None else None]
+        return min((seconds for seconds in due if seconds is not None), default=None)
+
+    @property
+    def predicted_seconds(self) -> float:
+        """Of a step, by the last ones; of the first one, by the model's size."""
+        predicted = self._step_seconds or self.loaded.slow_step_seconds
+        return max(predicted, self.tuner.predicted if self.tuner is not None else 0.0)
+
+    def step(self) -> None:
+        """See EngineCore. Where there is nothing to decode, prompts are copied to be written to the disk, or
+        one slice of time is measured.
+        """
+        if self.held and not self.running and not self.intake.busy and self.tuner is None:
+            self._release_held()
+        if not self.decoding:
+            if self.persister is not None and self.persister.due_in == 0.0:
+                self.persister.persist()
+            else:
+                self.idle.measure()
+            return
+        started = running_time()
+        try:
+            if self.tuner is not None:
+                self.tuner = self.tuner if self.tuner.step() else None
+            else:
+                self.loaded.profile.use_curve_at(sum(len(g.history) for g in self.engine.active))
+                self.engine.step()
+        except (DecodeError, SpecllamaError) as error:
+            self._fail(error)
+        finally:
+            self._step_seconds = max(running_time() - started, 0.9 * self._step_seconds)
+        for notice in self.engine.notices:
+            self.send(protocol.Notice(notice))
+        self.engine.notices.clear()
+        self._report()
+        if self.persister is not None and self.persister.overdue and self.tuner is None:
+            self.persister.persist()
+        waiting, self.slot_actions.waiting = self.slot_actions.waiting, []
+        for action in waiting:
+            with refusing(self.send, action):
+                self.handle(action)
+
+    def _configure(self, message: protocol.Configure) -> None:
+        """Switch to another policy over the same drafters; the planner keeps what it has learnt."""
+        if self.engine.busy or self.intake.busy:
+            raise EngineError("only a loaded engine that is idle can be configured")
+        self.loaded.settings = replace(
+            self.loaded.settings,
+            draft_max=message.draft_max,
+            draft_min=message.draft_min,
+            draft_p_min=message.draft_p_min,
+        )
+        self.engine.policy = self.loaded.policy(message.runs_models)
+        self.send(protocol.Configured())
+
+    def _generate(self, message: protocol.Generate, size: int) -> None:
+        if self.tuner is not None:
+            raise EngineError("the engine is being tuned", "try again when tuning has ended")
+        if message.exact and not self.exact.decided:
+            if self.busy:
+                self.held.append((message, size))
+                return
+            self.exact.decide()
+        if self.held:
+            self.held.append((message, size))
+            return
+        self.intake.generate(message, size)
+
+    def _release_held(self) -> None:
+        """Decide how exact requests are decoded, and accept those that waited for it."""
+        held, self.held = self.held, []
+        self.exact.decide()
+        for message, size in held:
+            with refusing(self.send, message):
+                self.handle(message, size)
+
+    def _answer(self, question: protocol.Question, size: int) -> None:
+        if isinstance(question, protocol.GetSlots):
+            costs = self.loaded.profile.decode_seconds
+            self.send(slots(question.id, self.engine, self.running, costs))
+        elif isinstance(question, protocol.SlotAction):
+            if not self.slot_actions.act(question):
+                self.slot_actions.waiting.append(question)
+        else:
+            self.intake.answer(question, size)
+
+    def ids(self, message: protocol.Generate) -> list[int]:
+        """The ids of a request's prompt. Raises UsageError, TemplateError, ContextLengthError."""
+        return self.intake.prompts.prompt(message).ids
+
+    def _cancel(self, id_: int) -> None:
+        self.intake.cancel(id_)
+        if self.tuner is not None:
+            self.tuner.cancel(id_)
+        for one in [one for one in self.held if one[0].id == id_]:
+            self.held.remove(one)
+            self.send(protocol.Done(id_, "", "cancel", RunStats()))
+        for running in self.running:
+            if running.id == id_:
+                self.engine.cancel(running.generation)
+        self._report()
+
+    def _report(self) -> None:
+        items = []
+        now = running_time()
+        for r in self.running:
+            g = r.generation
+            if g.seq_id < 0 and g.finish_reason is None:  # waiting for a slot
+                if (queued := r.queue_report(self.engine.scheduler.waiting)) is not None:
+                    self.send(queued)
+                continue
+            for report in r.prefill_reports():
+                self.send(report)
+            item = r.delta(self.loaded.model)
+            if item is not None:
+                items.append(item)
+            elif not (r.message.progress or g.prefilled) and now - self._reported > _PREFILL_REPORT_SECONDS:
+                self._reported = now
+                self.send(protocol.Prefilled(r.id, g.n_past, g.n_prompt, g.stats.n_reused))
+        if items:
+            self.send(protocol.Tokens(items))
+        for r in [r for r in self.running if r.generation.finish_reason is not None]:
+            self.running.remove(r)
+            self._finish(r)
+        if self.engine.draft_failed and not self.running:
+            self.loaded.drop_draft(self.loaded.profile.planner)
+
+    def _finish(self, r: SequenceOutput) -> None:
+        """Send the end of a generation, and keep its ids for the next turn."""
+        g = r.generation
+        unmeasured = self.idle.generation_ended(g)
+        if g.problem:
+            error = UsageError(f"the grammar is too complex: {g.problem}")
+            self.send(protocol.Failed(error.to_dict(), r.id))
+            return
+        text, runs = r.writer.finish()
+        scope = g.request.history_scope
+        if self.loaded.history is not None and scope is not None:
+            self.loaded.history.keep(scope, g.history, g.n_prompt)
+        if (chat := r.message.chat) is not None:
+            self.intake.prompts.turns.keep(r.id, chat.messages, g.history, g.n_prompt, chat.prefix)
+        self.send(self._done(r, text, runs, unmeasured))
+        if self.persister is not None:
+            self.persister.generation_ended()
+        self.loaded.profile.save()
+
+    def _done(
+        self, r: SequenceOutput, text: str, runs: list[tuple[int, str]], unmeasured: bool
+    ) -> protocol.Done:
+        """The last message of a generation. text, runs: the output that was held back until now."""
+        g, profile = r.generation, self.loaded.profile
+        verdict = drafting_verdict(self.loaded.off_reason, self.engine.policy, g)
+        if verdict.by_costs:
+            profile.distrust_stored_t2()
+        stored_t1, pace = profile.plain_t1(len(g.history))
+        count, seconds = g.stats.steady_by_rows.get(1, (0, 0.0))
+        if count >= MIN_PLAIN_ROUNDS:
+            profile.observe_plain(len(g.history), seconds / count)
+        return protocol.Done(
+            r.id,
+            text,
+            g.finish_reason or "cancel",
+            g.stats,
+            runs,
+            stop_string=r.writer.stopped_by,
+            queue_seconds=g.admitted - g.submitted if g.admitted else None,
+            off_reason=verdict.reason,
+            stored_t1=stored_t1,
+            pace=pace,
+            epsilon=self.engine.epsilon if profile.covers(len(g.history)) else None,
+            unmeasured=unmeasured,
+            slot=g.seq_id,
+            prompt=detokenize(self.loaded.model, g.request.prompt) if r.message.show_prompt else "",
+            complete=g.complete,
+        )
+
+    def _fail(self, error: Exception) -> None:
+        problem = error if isinstance(error, SpecllamaError) else EngineError(f"decoding failed: {error}")
+        for r in self.running:
+            self.send(protocol.Failed(problem.to_dict(), r.id))
+        self.running.clear()
+
+    def shut_down(self) -> None:
+        """See EngineCore."""
+        self.loaded.profile.flush()
+        if self.loaded.draft is not None and self.loaded.draft.translation is not None:
+            from specllama.worker.measured_gain import store_answers
+
+            store_answers(self.loaded)
+        if self.persister is not None and not self.busy:
+            self.persister.close()
+
+
+# Notes on a chat template that does not fit its model.
+
+
+_ANSWER = "specllama"
+_MARKER = re.compile(r"<[^<>\s]{1,60}>")
+
+
+def template_notes(model: LlamaModel, template: IsolatedTemplate) -> list[Note]:
+    """That the model lacks the tokens with which the template ends an answer: it then has none to write
+    there, and goes on with the next message itself.
+    """
+    messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _ANSWER}]
+    ending = ""
+    with contextlib.suppress(SpecllamaError):  # a template that takes no such messages
+        parts = template.render(messages, add_generation_prompt=False)
+        ending = "".join(part.text for part in parts).rpartition(_ANSWER)[2]
+    markers = _MARKER.findall(ending)
+    if not markers or any(len(model.tokenize(marker, False, True)) == 1 for marker in markers):
+        return []
+    reverse = option("stop", f"'{markers[0]}'")
+    return [
+        Note(
+            f"the chat template ends answers with {markers[0]}, no token of this model: they may not "
+            f"end by themselves; use the model's own template, or {reverse}"
+        )
+    ]
+
+
+# Opens an engine: loads a pair, and makes of it what accepts, decodes, measures and keeps.
+
+
+_OFFLOAD_SHARE = 0.25  # of the free memory that one offloaded idle cache may occupy
+_CACHE_SHARE = 0.25  # of what is free after the load, for all prefix states
+
+
+def open_engine(
+    order: protocol.Load,
+    send: Send,
+    store: Store,
+    post: Callable[[Callable[[], None]], None] | None,
+) -> tuple[LoadedEngine, protocol.Ready]:
+    """The engine, and its description for the front. send, post: as in EngineCore. Raises what `load` raises,
+    and UsageError for a width of exact decodes that does not fit.
+    """
+    process = TemplateProcess()  # it starts while the models are loaded
+    try:
+        loaded = load(order.settings, send, store, order.open_draft)
+    except BaseException:
+        process.close()
+        raise
+    settings, engine = loaded.settings, _engine(loaded)
+    idle = IdleMeasurer(loaded, engine, order.measure_when_idle, running_time)
+    template, problem = compile_template(loaded, process)
+    prompts = _prompts(loaded, template, problem)
+    persister, running = _prefix_persister(loaded, engine.scheduler.store, send), list[SequenceOutput]()
+    idle.apply()
+    exact = ExactMode(loaded, engine, idle, running_time)
+    opened = LoadedEngine(
+        loaded=loaded,
+        engine=engine,
+        running=running,
+        intake=RequestIntake(loaded, engine, prompts, running, send, post, persister),
+        idle=idle,
+        exact=exact,
+        slot_actions=SlotActions(
+            engine, loaded.prefix_key, loaded.header.name, send, running_time, loaded.draft_prefix_key
+        ),
+        send=send,
+        persister=persister,
+    )
+    notes = template_notes(loaded.model, template) if template is not None and problem is None else []
+    if problem is not None:
+        notes = [warning(f"{problem.message}; {option('raw')} works without it")]
+    if settings.exact:
+        exact.decide()
+        notes += exact.notes
+    else:
+        exact.hold_widths()
+    works = template is not None and problem is None
+    return opened, protocol.Ready(load_info(loaded, works, [*notes, *idle.notes()], prompts.calls))
+
+
+def _engine(loaded: Loaded) -> Engine:
+    settings, cache = loaded.settings, loaded.settings.cache_ram
+    engine = Engine(
+        loaded.context,
+        loaded.policy(),
+        end_ids=loaded.model.end_ids,
+        suppressed=loaded.model.suppressed,
+        clock=running_time,
+        exact=settings.exact,
+        room=lambda size: not settings.rpc and size < _OFFLOAD_SHARE * available_memory(),
+        cache_budget=cache if cache != AUTO else _CACHE_SHARE * available_memory(),
+        max_partials=settings.ctx_checkpoints,
+        draft_tree=settings.draft_tree or 0,
+    )
+    caching = (d for d in loaded.drafters if isinstance(d, CachingDrafter))
+    engine.scheduler.store.copies.drafter = next(caching, None)
+    return engine
+
+
+def _prompts(loaded: Loaded, template: IsolatedTemplate | None, problem: SpecllamaError | None) -> Prompts:
+    settings, context = loaded.settings, loaded.context
+    source = settings.chat_template or loaded.header.chat_template or ""
+    calls = ToolCalls(loaded.model, source, template if problem is None else None, settings.tool_format)
+    return Prompts(
+        loaded.model,
+        context.n_ctx,
+        context.n_batch,
+        template,
+        problem,
+        calls,
+        with_boundaries=not context.cuts_anywhere,
+    )
+
+
+def _prefix_persister(loaded: Loaded, store: PrefixStore, send: Send) -> PrefixPersister | None:
+    """The prompts of the model on disk, None where none are kept."""
+    s, directory = loaded.settings, default_directory()
+    if not s.cache_disk or not loaded.prefix_key or s.rpc:
+        return None
+    budget, held = s.cache_disk, 0
+    if budget == AUTO:
+        with contextlib.suppress(OSError):
+            held = sum(StateDirectory(directory).sizes().values())
+        budget = automatic_budget(directory, held)
+    if budget <= 0:
+        return None
+    open_disk = partial(
+        DiskStore,
+        directory,
+        budget,
+        loaded.prefix_key,
+        model=loaded.header.name,
+        say=lambda text: send(protocol.Notice(text)),
+    )
+    return PrefixPersister(
+        store, open_disk, directory.exists(), s.kept_seconds, running_time, loaded.draft_prefix_key
+    )
+
 
 _LEAST_SECONDS = 30.0  # of work that a step may take
 

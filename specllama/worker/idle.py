@@ -1,4 +1,5 @@
-"""Measures the model while the engine is idle, on the cache that the last generation left.
+"""Measures the model while the engine is idle, on the cache that the last generation left; and finds out how
+the texts of exact requests are decoded here.
 
 Decides when and on which cache; calibrate.py does the measuring, and profile.py knows what is missing.
 """
@@ -6,12 +7,18 @@ Decides when and on which cache; calibrate.py does the measuring, and profile.py
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import inf
 
 from specllama.core.engine import Engine
+from specllama.core.exact import CHUNKS, DEFAULT_WIDTH, ExactRows, best_chunk, best_width
+from specllama.core.interfaces import BatchRow
+from specllama.core.policy.cost_curve import CostCurve
+from specllama.core.prefix.store import empty
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.sequence import Generation, Request
-from specllama.errors import Note
-from specllama.worker.calibrate import can_roll_back
+from specllama.errors import Note, UsageError, option
+from specllama.llama.library import KERNELS
+from specllama.worker.calibrate import CHANGING, TIMED, can_roll_back
 from specllama.worker.loader import Loaded
 
 IDLE_SECONDS = 1.0  # after the last answer, before measuring starts
@@ -90,3 +97,142 @@ class IdleMeasurer:
             engine.step()
         self.generation_ended(generation)
         self.measure(_EPSILON_SECONDS, with_widths=False)
+
+
+# How the texts of exact requests are decoded here: by single rows where those of batches are bit-equal, else
+# by width (core/exact.py). What is not known is found out and stored, so that a later process does the same.
+
+
+_CURVE_SECONDS = 2.0  # of timing widths, once for a model
+
+
+class ExactMode:
+    """Sets `Engine.exact_rows`. notes: for the user; empty until `decide` was called. decided: whether it
+    was. clock: seconds.
+
+    Raises UsageError at construction for a width that does not fit a decode.
+    """
+
+    def __init__(
+        self, loaded: Loaded, engine: Engine, idle: IdleMeasurer, clock: Callable[[], float]
+    ) -> None:
+        self._loaded, self._engine, self._idle, self._clock = loaded, engine, idle, clock
+        self.decided, self.notes = False, list[Note]()
+        given, most = loaded.settings.exact_width, loaded.widest
+        if given is not None and given > most:
+            problem = f"must be at most {most} rows, not {given}: decodes of this model have no more here"
+            raise UsageError(problem, option="exact_width")
+
+    def hold_widths(self) -> None:
+        """Give all texts one width, each its own, where a change of it costs something."""
+        loaded = self._loaded
+        if loaded.holds_widths:
+            self._engine.text_chunk = self._chunk()
+
+    def _chunk(self) -> int:
+        """Rows of a decode of a prompt: as stored, else by what they take, which is stored then."""
+        loaded, context = self._loaded, self._loaded.context
+        stored = loaded.profile.exact_chunk
+        if stored is not None:
+            return min(stored, context.n_batch)
+        for slot in self._engine.slots:
+            empty(context, slot)
+        token, seconds = max(0, loaded.model.bos_id), inf
+        n = min(CHUNKS[-1], context.n_batch, context.n_ctx)
+        for _ in range(2):
+            began = self._clock()
+            context.decode([BatchRow(token, i, 0, False) for i in range(n)])
+            seconds = (self._clock() - began) / n
+            context.truncate(0, 0)
+        return loaded.profile.agree_on_exact_chunk(best_chunk(seconds, context.n_batch))
+
+    def decide(self) -> None:
+        """Decide once, while the engine is idle."""
+        if self.decided:
+            return
+        self.decided = True
+        self._idle.measure_epsilon()
+        given = self._loaded.settings.exact_width
+        if given is None and self._by_single_rows():
+            return
+        rows = self._rows(given)
+        self._engine.exact_rows = rows
+        notes = _notes(rows, len(self._engine.slots), self._loaded, given is not None)
+        self.notes = [Note(note) for note in notes]
+
+    def _by_single_rows(self) -> bool:
+        """Whether single rows are bit-equal to those of batches after any text. Comparisons after some texts
+        do not show that: llama.cpp chooses its own kernels by the number of cells in use, so specllama's must
+        compute everything.
+        """
+        loaded = self._loaded
+        on_gpu, flash = loaded.plan.target.n_gpu_layers, loaded.settings.target.flash_attn != "off"
+        if not KERNELS.level or on_gpu or not flash:
+            return False
+        limit, epsilon = loaded.profile.row_limit(len(self._engine.slots))
+        return limit is not None and epsilon == 0
+
+    def _rows(self, given: int | None) -> ExactRows:
+        """The rows of decodes: as given, as stored, or the best measured ones. A value stored with other
+        batch sizes is kept; decodes then have as many of those rows as fit. One that was stored long ago is
+        measured again, and kept unless another one is clearly better.
+        """
+        loaded, most = self._loaded, self._loaded.widest
+        profile, context = loaded.profile, loaded.context
+        stored = profile.exact_rows
+        if stored is not None:
+            stored = ExactRows(min(stored.width, most), min(stored.chunk, context.n_batch))
+        if given is not None:
+            known = self._chunk() if profile.change_seconds and profile.keep else profile.exact_chunk
+            return ExactRows(given, min(known or best_chunk(inf, context.n_batch), context.n_batch))
+        if stored is not None and (profile.exact_rows_are_sure or not profile.keep):
+            return stored
+        narrow = min(context.n_batch, loaded.settings.target.n_ubatch) < max(TIMED)
+        if narrow or not profile.keep:  # nothing is stored that other runs could not repeat
+            return stored or ExactRows(min(DEFAULT_WIDTH, most), best_chunk(inf, context.n_batch))
+        before = profile.exact_rows
+        width = best_width(self._curve(most), most, DEFAULT_WIDTH if before is None else before.width)
+        chunk, row_seconds = profile.exact_chunk, self._engine.row_seconds
+        if chunk is None:
+            chunk = best_chunk(inf if row_seconds is None else row_seconds, context.n_batch)
+        held = before.width if before is not None else DEFAULT_WIDTH
+        return profile.agree_on_exact_rows(ExactRows(width or min(held, most), chunk), before)
+
+    def _curve(self, most: int) -> CostCurve:
+        """The seconds of steady decodes of up to `most` rows, in an empty cache, as far as there is time: the
+        shortest of several, one of each width in turn.
+        """
+        context, curve, began = self._loaded.context, CostCurve(), self._clock()
+        for slot in self._engine.slots:
+            empty(context, slot)
+        token = max(0, self._loaded.model.bos_id)
+        n_before = CHANGING if self._loaded.profile.change_seconds != 0 else 0
+        for n in [n for n in TIMED if n <= most] * curve.config.min_samples:
+            for left in range(n_before, -1, -1):
+                if self._clock() - began > _CURVE_SECONDS:
+                    return curve
+                started = self._clock()
+                context.decode([BatchRow(token, i, 0, True) for i in range(n)])
+                seconds = self._clock() - started
+                context.truncate(0, 0)
+                if not left:
+                    curve.observe(n, seconds)
+        return curve
+
+
+def _notes(rows: ExactRows, n_slots: int, loaded: Loaded, given: bool) -> list[str]:
+    notes = []
+    if rows.width == 1 and given:
+        notes.append(f"{option('exact_width', 1)}: every decode has one row, so nothing is drafted")
+    elif rows.width == 1:
+        why = "" if loaded.context.can_pad else ", as this model's memory cannot remove further rows again"
+        notes.append(f"{option('exact')} decodes row by row here{why}: nothing is drafted")
+    else:
+        why = "" if given else ", since single rows and batches may round differently here"
+        notes.append(
+            f"{option('exact')}: every decode has {rows.width} rows{why}; "
+            f"{option('exact_width', rows.width)} gives the same texts on machines of this kind"
+        )
+    if n_slots > 1:
+        notes.append(f"{option('exact')}: texts are written one after another")
+    return notes

@@ -35,7 +35,7 @@ from specllama.processor_time import WorkMeter, of_thread
 from specllama.text.detokenizer import TokenWriter
 from specllama.text.terminal import printable
 from specllama.worker.conversations import token_bytes
-from specllama.worker.file_sampling import sampling_defaults
+from specllama.worker.load_info import sampling_defaults
 from specllama.worker.loader import Loaded
 from specllama.worker.prefix_persister import PrefixPersister
 from specllama.worker.prompts import Prompt, Prompts, answer_query, end_of_prompt, open_reasoning_tag

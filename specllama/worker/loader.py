@@ -20,6 +20,7 @@ from specllama.drafters.ngrams import RequestHistory
 from specllama.errors import ResourceError, option
 from specllama.gguf.architectures import ROLLBACK
 from specllama.gguf.header import FileIdentity, Header
+from specllama.json_types import JsonObject
 from specllama.llama.context import LlamaContext
 from specllama.llama.library import KERNELS, devices
 from specllama.llama.model import LlamaModel
@@ -51,8 +52,7 @@ from specllama.worker.draft import (
     warm_up_target,
 )
 from specllama.worker.prefix_persister import model_files, prefix_key
-from specllama.worker.profile import ModelProfile
-from specllama.worker.profile_data import PairKey, pair_key, target_key
+from specllama.worker.profile import ModelProfile, pair_key, target_key
 
 MIN_ROLLBACK = 2  # recurrent states below which drafts are not worth their memory
 _SLOW_FLOPS, _SLOW_BYTES = 2e10, 1e9  # per second, on a very slow machine
@@ -258,7 +258,7 @@ def _planned(
                 raise
 
 
-def _pair_key(draft: LoadedDraft | None, head: LoadedHead | None, drafters: Sequence[Drafter]) -> PairKey:
+def _pair_key(draft: LoadedDraft | None, head: LoadedHead | None, drafters: Sequence[Drafter]) -> JsonObject:
     if draft is not None:
         return pair_key(draft.key, drafters, head.head if head is not None else None)
     return pair_key(head.key if head is not None else None, drafters)

@@ -17,7 +17,7 @@ from specllama.core.policy.config import DEFAULT
 from specllama.core.policy.planner import Planner
 from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specllama.testing import ScriptedDrafter
-from specllama.worker.profile_data import CostCurves
+from specllama.worker.profile import CostCurves
 from tests.support.command import Command, CommandLine, Result, assert_error
 
 CODE = (

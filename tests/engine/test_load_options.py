@@ -128,19 +128,19 @@ LOAD_CHANGED: Mapping[str, Any] = {
 # Fields that show at run time, and the file that reads them.
 AT_RUN_TIME: Mapping[str, str] = {
     "draft_vocab": "worker/draft.py",
-    "draft_tree": "worker/loaded_engine.py",
+    "draft_tree": "worker/engine_core.py",
     "draft_min": "worker/loader.py",
     "draft_p_min": "worker/loader.py",
     "calibrate": "worker/idle.py",
     "memory": "worker/loader.py",
     "chat_template": "worker/prompts.py",
-    "tool_format": "worker/loaded_engine.py",
+    "tool_format": "worker/engine_core.py",
     "rpc": "worker/rpc.py",
     "schema_open": "worker/intake.py",
-    "cache_disk": "worker/loaded_engine.py",
-    "kept_seconds": "worker/loaded_engine.py",
-    "cache_ram": "worker/loaded_engine.py",
-    "ctx_checkpoints": "worker/loaded_engine.py",
+    "cache_disk": "worker/engine_core.py",
+    "kept_seconds": "worker/engine_core.py",
+    "cache_ram": "worker/engine_core.py",
+    "ctx_checkpoints": "worker/engine_core.py",
 }
 
 

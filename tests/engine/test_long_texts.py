@@ -22,7 +22,7 @@ from specllama.drafters.model import ModelDrafter
 from specllama.llama.context import LlamaContext
 from specllama.llama.model import LlamaModel
 from specllama.worker.calibrate import ENOUGH_ROWS, WIDTHS, Calibration, measure
-from specllama.worker.profile_data import length_class
+from specllama.worker.profile import length_class
 
 PROMPT = "def load(path):\n    with open(path) as file:\n        return json.load(file)\n\n\ndef save("
 N_CTX, N_TOKENS = 1024, 500

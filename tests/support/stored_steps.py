@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from specllama.core.policy.cost_curve import CostCurve
-from specllama.worker.profile import ModelProfile
-from specllama.worker.profile_data import pairs_of
+from specllama.worker.profile import ModelProfile, pairs_of
 
 
 def steps_read(profile: ModelProfile, name: str) -> CostCurve:

@@ -31,7 +31,7 @@ function times(answer) {
 	return [element("h3", {}, term("Where the time went", "time")), bars({ rows: [["", shares]], title, width: WIDTH })];
 }
 
-/** Without the decodes that other programs made longer than they can be, next to the others (profile_data.py). */
+/** Without the decodes that other programs made longer than they can be, next to the others (profile.py). */
 const possible = (times) => times.filter(([n, t]) => times.every(([m, s]) => t <= 2 * s * Math.max(1, n / m)));
 
 function curve(props, answer) {

@@ -27,7 +27,7 @@ from specllama.other_work import OtherWork, is_disturbed, lower_quartile, median
 from specllama.worker import profile
 from specllama.worker.calibrate import CHANGING, TIMED
 from specllama.worker.loader import Loaded
-from specllama.worker.profile_data import bucket_of
+from specllama.worker.profile import bucket_of
 
 # Finds the fastest number of threads from decodes that were timed in turn.
 

@@ -16,7 +16,7 @@ from specllama.core.policy.planner import Planner
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.sampling.sampler import KeyedSampler
 from specllama.testing import ScriptedDrafter
-from specllama.worker.profile_data import CostCurves, bucket_of
+from specllama.worker.profile import CostCurves, bucket_of
 
 
 def fill(curves: CostCurves, n_ids: int, points: dict[int, float]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from specllama.core.sampling.params import SamplingParams
-from specllama.worker.file_sampling import sampling_defaults, sampling_notes
+from specllama.worker.load_info import sampling_defaults, sampling_notes
 
 
 def read(**values: str) -> dict[str, Any]:

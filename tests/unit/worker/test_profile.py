@@ -23,8 +23,7 @@ from specllama.core.sampling.params import SamplingParams
 from specllama.core.sequence import Generation, Request
 from specllama.testing import ScriptedDrafter, TableContext
 from specllama.worker.calibrate import ENOUGH_ROWS, TIMED, WIDTHS
-from specllama.worker.profile import ModelProfile
-from specllama.worker.profile_data import possible_times
+from specllama.worker.profile import ModelProfile, possible_times
 from tests.support.examples import examples
 
 KEY = {"model": ["m", 7], "threads": [2, 2]}

@@ -22,8 +22,7 @@ from specllama.core.replay.simulator import Replay, Trace, curve, steps_at
 from specllama.drafters.copy import CopyDrafter
 from specllama.stored_figures import FRESH_SECONDS
 from specllama.worker.calibrate import FAST_SECONDS, WIDTHS, measure_load, measure_steps
-from specllama.worker.profile import ModelProfile
-from specllama.worker.profile_data import figures_of
+from specllama.worker.profile import ModelProfile, figures_of
 from tests.support.machines import MACHINES
 from tests.unit.worker.test_profile import TimedContext, filled
 
