@@ -1,4 +1,4 @@
-"""What the engine process says of a build of llama.cpp, its devices, and the models that it has loaded.
+"""The engine process's description of a build of llama.cpp, its devices, and the models that it has loaded.
 
 Plain data that crosses the pipe; knows no messages.
 """
@@ -68,7 +68,7 @@ _INTERNAL = {  # fields of LoadInfo that `LLM.info` does not have
 
 @dataclass(frozen=True, slots=True)
 class LoadInfo:
-    """What was loaded.
+    """The loaded models, and how they are used.
 
     draft: a draft model, without one the file with a trained head, which can be the target's own; None where
     neither is used. head: kind and size of the head, "" without one; head_in_target: whether it is a part of
@@ -139,7 +139,7 @@ class LoadInfo:
         return self.head_in_target and self.draft.path != self.target.path
 
     def answer_reader(self, tools: Tools | None) -> CallReader | None:
-        """What reads calls of these tools, and channels, in a chat's answer; None where all of it is text."""
+        """The reader of calls of these tools, and of channels, in a chat's answer; None where all is text."""
         form, own = named(self.call_format), choose(self.template)
         channels = own if own.reasons else form
         if tools is None:

@@ -1,6 +1,5 @@
-"""What crosses the pipes between a front and its engine process: one JSON object a line. Knows neither
-end. What describes models is in model_info.py, the messages of `tune` are in tune_messages.py, those of
-`trim` in trim_messages.py.
+"""The messages between a front and its engine process, one JSON object a line. Knows neither end.
+Descriptions of models are in model_info.py, the messages of `tune` and `trim` in tune_messages.py.
 """
 
 from __future__ import annotations
@@ -300,7 +299,7 @@ class GetSlots:
 
 @dataclass(frozen=True, slots=True)
 class SlotFile:
-    """What `SaveSlot` and `RestoreSlot` name: a slot, and a file in the form of prefix_disk/record.py.
+    """The part of SaveSlot and RestoreSlot that names a slot, and a file as of prefix_disk/record.py.
     owner, disk_scope: as in Generate.
     """
 
@@ -507,7 +506,7 @@ class PositionLogprobs(NamedTuple):
 
 
 class SequenceDelta(NamedTuple):
-    """What a sequence went on by in a round.
+    """New output of one sequence in one round.
 
     text: what is certain of it; it may come later than the ids. runs: (characters, source) of `text`, the
     source "target" or the name of the drafter whose token it was. drafted, accepted: draft tokens verified
@@ -531,7 +530,7 @@ class SequenceDelta(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """From the engine, once a round: what each sequence went on by."""
+    """From the engine, once a round: the new output of each sequence."""
 
     items: list[SequenceDelta]
 

@@ -213,6 +213,15 @@ def time_widths(
     return n_timed
 
 
+def seconds_of(context: Context, rows: Sequence[BatchRow], clock: Callable[[], float]) -> float:
+    """Seconds of a decode in an empty context, which is empty again afterwards."""
+    began = clock()
+    context.decode(rows)
+    seconds = clock() - began
+    context.truncate(0, 0)
+    return seconds
+
+
 def _timed(context: Context, rows: Sequence[BatchRow], clock: Callable[[], float]) -> float | None:
     """Seconds of a decode; None if there is no room for it."""
     started = clock()

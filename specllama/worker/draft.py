@@ -15,7 +15,6 @@ from specllama.config.load import ALL_LAYERS, LoadSettings, ModelSettings
 from specllama.core.interfaces import (
     BatchRow,
     BlockHead,
-    Context,
     DecodeError,
     Drafter,
     DraftHead,
@@ -45,7 +44,7 @@ from specllama.other_work import OtherWork
 from specllama.pair.check import HeadVerdict, PairVerdict, check_head, check_pair, own_head
 from specllama.pair.overlap import overlap, translated
 from specllama.pair.vocab import Overlap, stand_ins
-from specllama.worker.calibrate import measure_change, measure_load, measure_steps
+from specllama.worker.calibrate import measure_change, measure_load, measure_steps, seconds_of
 from specllama.worker.profile import ModelProfile, head_key, model_key
 
 _REPORT_SECONDS = 0.1
@@ -98,13 +97,7 @@ def load_draft(
     plan = plan_load(alone, header, None, available_memory(), gpus(), n_outputs, 0)
     fitted = fitted_to(settings, plan.target.n_gpu_layers)
     model = LlamaModel(fitted)
-    try:
-        context = _context(model, header, target, target_model, shared, plan.n_ctx, 1, n_outputs)
-        warm_up(context)
-    except BaseException:
-        model.close()
-        raise
-    return LoadedDraft(fitted, header, model, context)
+    return _opened(model, fitted, header, target, target_model, shared, plan.n_ctx, 1, n_outputs)
 
 
 def open_model(
@@ -123,24 +116,19 @@ def open_model(
     assert settings.draft is not None
     assert plan.draft is not None
     fitted = fitted_to(settings.draft, plan.draft.n_gpu_layers)
-    model, context = LlamaModel(fitted, reporter("draft", send)), None
+    model, n_slots = LlamaModel(fitted, reporter("draft", send)), settings.n_slots
+    size = plan.n_ctx_draft, n_slots, max(n_slots, 8)
     try:
-        n_slots = settings.n_slots
-        n_ctx, n_outputs = plan.n_ctx_draft, max(n_slots, 8)
-        context = _context(model, header, target, target_model, shared, n_ctx, n_slots, n_outputs)
-        warm_up(context)
+        return _opened(model, fitted, header, target, target_model, shared, *size), ""
     except (ResourceError, DecodeError) as error:
         problem = f"the draft cannot be used: {error.args[0]}"
         send(protocol.Notice(problem))
-        if context is not None:
-            context.close()
-        model.close()
         return None, problem
-    return LoadedDraft(fitted, header, model, context), ""
 
 
-def _context(
+def _opened(
     model: LlamaModel,
+    fitted: ModelSettings,
     header: Header,
     target: Header,
     target_model: LlamaModel,
@@ -148,15 +136,26 @@ def _context(
     n_ctx: int,
     n_slots: int,
     n_outputs: int,
-) -> LlamaContext:
-    """A context of a draft model that takes the target's ids, or those of the space that both share."""
-    if shared is not None:
-        between = translation(target_model, model, shared)
-        return ForeignContext(model, between, n_ctx, n_slots, n_outputs)
-    trim = read_trim(header)
-    if trim is None:
-        return LlamaContext(model, n_ctx, n_slots, n_outputs)
-    return TrimmedContext(model, header, trim, stand_ins(target, header), n_ctx, n_slots, n_outputs)
+) -> LoadedDraft:
+    """A draft model with a context that takes the target's ids, or those of the space that both share. Where
+    it cannot be made, or decodes nothing, the model is closed.
+    """
+    context: LlamaContext | None = None
+    try:
+        trim, size = read_trim(header) if shared is None else None, (n_ctx, n_slots, n_outputs)
+        if shared is not None:
+            context = ForeignContext(model, translation(target_model, model, shared), *size)
+        elif trim is not None:
+            context = TrimmedContext(model, header, trim, stand_ins(target, header), *size)
+        else:
+            context = LlamaContext(model, *size)
+        warm_up(context)
+    except BaseException:
+        if context is not None:
+            context.close()
+        model.close()
+        raise
+    return LoadedDraft(fitted, header, model, context)
 
 
 def checked_header(settings: ModelSettings, check: Callable[[Header], None] = check_model) -> Header:
@@ -197,8 +196,7 @@ def warm_up(context: LlamaContext) -> None:
     """
     token = context.any_token
     for n in range(1, 1 + min(2, context.n_outputs_max, context.n_ctx)):
-        context.decode([BatchRow(token, i, 0, True) for i in range(n)])
-        context.truncate(0, 0)
+        seconds_of(context, [BatchRow(token, i, 0, True) for i in range(n)], running_time)
 
 
 # The trained head of a load: opened over the target's context, and closed again.
@@ -327,9 +325,7 @@ def warm_up_head(context: HeadContext) -> None:
     allocations.
     """
     for n in (1, DEFAULT.head_min_tail):
-        hidden = context.hidden(0, np.zeros((n, context.n_features), np.float32))
-        context.decode([HeadRow(0, i, 0, row, i == n - 1) for i, row in enumerate(hidden)])
-        context.truncate(0, 0)
+        _head_seconds(context, n)
 
 
 def _left_out(reason: str, send: Callable[[protocol.Message], None]) -> str:
@@ -457,7 +453,7 @@ def warm_up_target(
     """
 
     def decode(n: int) -> float:
-        return _seconds(context, [BatchRow(token, i, 0, True) for i in range(n)], clock)
+        return seconds_of(context, [BatchRow(token, i, 0, True) for i in range(n)], clock)
 
     curve, known = profile.curves.at(0), profile.change_is_sure
     most = min(DEFAULT.max_rows, context.n_outputs_max, context.n_batch, context.n_ctx)
@@ -490,7 +486,7 @@ def warm_up_drafts(
         context, token = draft.context, draft.context.any_token
 
         def decode(n: int) -> float:
-            return _seconds(context, [BatchRow(token, i, 0, i == n - 1) for i in range(n)], clock)
+            return seconds_of(context, [BatchRow(token, i, 0, i == n - 1) for i in range(n)], clock)
 
         with suppress(DecodeError, NoRoomError):
             most = min(DEFAULT.max_rows, context.n_batch, context.n_ctx)
@@ -503,15 +499,7 @@ def warm_up_drafts(
                 measure_steps(steps, lambda n: _head_seconds(layer, n, clock), most)
 
 
-def _seconds(context: Context, rows: Sequence[BatchRow], clock: Callable[[], float]) -> float:
-    began = clock()
-    context.decode(rows)
-    seconds = clock() - began
-    context.truncate(0, 0)
-    return seconds
-
-
-def _head_seconds(context: HeadContext, n: int, clock: Callable[[], float]) -> float:
+def _head_seconds(context: HeadContext, n: int, clock: Callable[[], float] = running_time) -> float:
     hidden = context.hidden(0, np.zeros((n, context.n_features), np.float32))
     rows = [HeadRow(0, i, 0, row, i == n - 1) for i, row in enumerate(hidden)]
     began = clock()

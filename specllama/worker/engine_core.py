@@ -470,7 +470,7 @@ class EngineCore:
 
     @property
     def loaded(self) -> Loaded | None:
-        """What was loaded."""
+        """The loaded models."""
         return self.loaded_engine.loaded if self.loaded_engine is not None else None
 
     @property

@@ -18,7 +18,7 @@ from specllama.core.sampling.params import SamplingParams
 from specllama.core.sequence import Generation, Request
 from specllama.errors import Note, UsageError, option
 from specllama.llama.library import KERNELS
-from specllama.worker.calibrate import CHANGING, TIMED, can_roll_back
+from specllama.worker.calibrate import CHANGING, TIMED, can_roll_back, seconds_of
 from specllama.worker.loader import Loaded
 
 IDLE_SECONDS = 1.0  # after the last answer, before measuring starts
@@ -140,10 +140,7 @@ class ExactMode:
         token, seconds = max(0, loaded.model.bos_id), inf
         n = min(CHUNKS[-1], context.n_batch, context.n_ctx)
         for _ in range(2):
-            began = self._clock()
-            context.decode([BatchRow(token, i, 0, False) for i in range(n)])
-            seconds = (self._clock() - began) / n
-            context.truncate(0, 0)
+            seconds = seconds_of(context, [BatchRow(token, i, 0, False) for i in range(n)], self._clock) / n
         return loaded.profile.agree_on_exact_chunk(best_chunk(seconds, context.n_batch))
 
     def decide(self) -> None:
@@ -211,10 +208,7 @@ class ExactMode:
             for left in range(n_before, -1, -1):
                 if self._clock() - began > _CURVE_SECONDS:
                     return curve
-                started = self._clock()
-                context.decode([BatchRow(token, i, 0, True) for i in range(n)])
-                seconds = self._clock() - started
-                context.truncate(0, 0)
+                seconds = seconds_of(context, [BatchRow(token, i, 0, True) for i in range(n)], self._clock)
                 if not left:
                     curve.observe(n, seconds)
         return curve

@@ -139,7 +139,7 @@ class SequenceOutput:
         return protocol.Queued(self.id, self.generation.n_prompt, position)
 
     def prefill_reports(self) -> list[protocol.Prefilled]:
-        """What has not been reported of the prefill, the part that was cached first."""
+        """The progress of the prefill since the last report, first the part that was cached."""
         g = self.generation
         waits = g.seq_id < 0 or g.prefix_owner is not None
         if not self.message.progress or waits or self.n_prefilled == g.n_prompt:
@@ -538,14 +538,13 @@ class RequestIntake:
             for part in answer_query(question, self._loaded.model, self.prompts):
                 self._send(part)
 
-        def done(job: Job, error: SpecllamaError | None) -> None:
-            self._preparer.release(job)
+        def answered(error: SpecllamaError | None, _: set[int]) -> None:
             if error is not None:
-                refuse(self._send, error, question.id)
+                raise error
 
         if self._post is None or size <= LARGE:
             attempt(answer)
         elif self._preparer.held + size > _MAX_HELD:
             raise BusyError("too many large texts wait to be tokenised", "ask again later")
         else:
-            self._preparer.submit({question.id}, size, answer, done)
+            self._in_thread(self._preparer, lambda done: done(), {question.id}, size, answer, answered)

@@ -50,7 +50,6 @@ def load_info(loaded: Loaded, template_works: bool, notes: Sequence[Note], calls
         notes=(
             *_placement_notes(loaded),
             *_settings_notes(loaded),
-            *_small_draft_context(loaded),
             *sampling_notes(model.metadata),
             *(note for verdict in verdicts for note in verdict.notes if note.severity == "warning"),
             *map(Note, plan.warnings),
@@ -146,16 +145,10 @@ def _settings_notes(loaded: Loaded) -> list[Note]:
         reason = "all decodes of a text have one width"
     if settings.draft_tree and reason:
         notes.append(f"{option('draft_tree')} has no effect, drafts are chains: {reason}")
+    if loaded.draft is not None and loaded.draft.context.n_ctx < context.n_ctx:
+        small = option("n_ctx_draft", loaded.draft.context.n_ctx)
+        notes.append(f"{small}: the draft model proposes little or nothing in longer texts")
     return [Note(note) for note in notes]
-
-
-def _small_draft_context(loaded: Loaded) -> list[Note]:
-    if loaded.draft is None or loaded.draft.context.n_ctx >= loaded.context.n_ctx:
-        return []
-    n_ctx = loaded.draft.context.n_ctx
-    return [
-        Note(f"{option('n_ctx_draft', n_ctx)}: the draft model proposes little or nothing in longer texts")
-    ]
 
 
 def inspect_build() -> BuildInfo:

@@ -23,8 +23,8 @@ _MIN_TOKENS = 8  # drafted, to report their acceptance
 
 @dataclass(frozen=True, slots=True)
 class DraftingVerdict:
-    """reason: why nothing was drafted for an answer, or next to nothing for a long one; "" if something was.
-    What follows a semicolon are the figures behind it. by_costs: the reason is the time that decodes and
+    """reason: why nothing was drafted for an answer, or next to nothing for a long one; "" if something was;
+    after a semicolon the figures behind it. by_costs: the reason is the time that decodes and
     drafts take in a long answer.
     """
 
@@ -94,8 +94,8 @@ def _left_out(policy: Policy, g: Generation) -> str:
 
 
 def _costs(planner: Planner, stats: OfferStats, name: str, model: str) -> str:
-    """What drafts cost, the acceptance at which they pay, and the acceptance seen. name, model: name and noun
-    of the drafter whose drafts are meant, "" for copied ones.
+    """The cost of drafts, the acceptance at which they pay, and the one seen. name, model: name and noun of
+    the drafter whose drafts are meant, "" for copied ones.
     """
     learnt = planner.learnt.tables
     steps = planner.learnt.models[name].steps.curve if name else CostCurve()

@@ -48,37 +48,31 @@ _OTHER = ("#", "@")  # texts of messages that differ from any other in their fir
 Messages = Sequence[Mapping[str, Any]]
 
 
-@dataclass(frozen=True, slots=True)
-class ChatPrompt:
-    """The prompt of a chat. parts: rendered; ids: of the prompt, which end with those of the parts. render:
-    from messages to parts. encode: from parts in the middle of a prompt to their ids.
+def chat_boundaries(
+    messages: Messages,
+    parts: Sequence[PromptPart],
+    ids: Sequence[int],
+    render: Callable[[Messages], list[PromptPart]],
+    encode: Callable[[Sequence[PromptPart]], list[int]],
+) -> list[Boundary]:
+    """The boundaries in a chat's prompt in order, without those that are not between two tokens. A
+    conversation that the template refuses gives none; so do those that there was no time for. parts, ids: of
+    the prompt, whose ids end with those of the parts. encode: parts in the middle of a prompt.
     """
-
-    messages: Messages
-    parts: Sequence[PromptPart]
-    ids: Sequence[int]
-    render: Callable[[Messages], list[PromptPart]]
-    encode: Callable[[Sequence[PromptPart]], list[int]]
-
-
-def chat_boundaries(prompt: ChatPrompt) -> list[Boundary]:
-    """The boundaries in order, without those that are not between two tokens. A conversation that the
-    template refuses gives none; so do those that there was no time for.
-    """
-    text = "".join(part.text for part in prompt.parts)
+    text = "".join(part.text for part in parts)
     kinds: dict[int, Kind] = {}
-    ends = running_time() + _MAX_SECONDS + _SECONDS_AN_ID * len(prompt.ids)
-    for kind, other in _others(prompt.messages, len(prompt.ids)):
+    ends = running_time() + _MAX_SECONDS + _SECONDS_AN_ID * len(ids)
+    for kind, other in _others(messages, len(ids)):
         if running_time() > ends:
             break
         try:
-            changed = "".join(part.text for part in prompt.render(other))
+            changed = "".join(part.text for part in render(other))
         except SpecllamaError:
             continue
-        n = _n_ids(prompt, _n_common(text, changed))
-        if 0 < n < len(prompt.ids):
+        n = _n_ids(parts, ids, encode, _n_common(text, changed))
+        if 0 < n < len(ids):
             kinds.setdefault(n, kind)
-    kinds.setdefault(len(prompt.ids) - _END, "end")
+    kinds.setdefault(len(ids) - _END, "end")
     return [Boundary(n, kind) for n, kind in sorted(kinds.items())]
 
 
@@ -119,16 +113,21 @@ def _n_common(a: str, b: str) -> int:
     return low
 
 
-def _n_ids(prompt: ChatPrompt, n_chars: int) -> int:
+def _n_ids(
+    parts: Sequence[PromptPart],
+    ids: Sequence[int],
+    encode: Callable[[Sequence[PromptPart]], list[int]],
+    n_chars: int,
+) -> int:
     """How many ids the first characters of the text are; 0 where a token goes across."""
-    before, after = _split(prompt.parts, n_chars)
-    rest = prompt.encode(after)
-    n = len(prompt.ids) - len(rest)
-    if n > 0 and list(prompt.ids[n:]) == rest:
+    before, after = _split(parts, n_chars)
+    rest = encode(after)
+    n = len(ids) - len(rest)
+    if n > 0 and list(ids[n:]) == rest:
         return n
-    start = prompt.encode(before)  # without BOS, which may come before it
+    start = encode(before)  # without BOS, which may come before it
     for n_bos in (0, 1):
-        if start and list(prompt.ids[n_bos : n_bos + len(start)]) == start:
+        if start and list(ids[n_bos : n_bos + len(start)]) == start:
             return n_bos + len(start)
     return 0
 
@@ -328,7 +327,7 @@ class Prompts:
         return Prompt(ids, forced, boundaries, digest)
 
     def _digest(self, chat: protocol.ChatInput, ids: Sequence[int]) -> str:
-        """What shows that these ids are of this prompt. Raises as `_ids`."""
+        """A hash by which these ids are known to be of this prompt. Raises as `_ids`."""
         text = "".join(part.text for part in self._render(chat, chat.messages))
         return prompt_digest(text, (token_bytes(self._model, i) for i in ids))
 
@@ -355,17 +354,14 @@ class Prompts:
             return infill_boundaries(self._model, ids)
         if not isinstance(prompt, protocol.ChatInput) or len(ids) < GAP:
             return ()
-        chat, model = prompt, self._model
-
-        def render(messages: Sequence[Mapping[str, Any]]) -> list[PromptPart]:
-            return self._render(chat, messages)
-
-        parts = self._continued(chat, render(chat.messages))
-
-        def ids_of(some: Sequence[PromptPart]) -> list[int]:
-            return encode(some, model.tokenize, "", False)
-
-        return chat_boundaries(ChatPrompt(chat.messages, parts, ids, render, ids_of))
+        parts = self._continued(prompt, self._render(prompt, prompt.messages))
+        return chat_boundaries(
+            prompt.messages,
+            parts,
+            ids,
+            lambda messages: self._render(prompt, messages),
+            lambda some: encode(some, self._model.tokenize, "", False),
+        )
 
     def _check_parts(self, parts: Sequence[str | list[int]]) -> None:
         n = sum(len(part) for part in parts if not isinstance(part, str))

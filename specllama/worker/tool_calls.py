@@ -54,7 +54,7 @@ class ToolCalls:
 
     @functools.cached_property
     def abilities(self) -> Abilities:
-        """What the template shows."""
+        """The abilities of the template."""
         template = self._template
         if template is None:
             return Abilities(False, False, False)
@@ -120,8 +120,8 @@ class ToolCalls:
         return self.format.grammar(tools, self._shape(params, closing_tag, begun))
 
     def note(self, tools: Tools) -> str:
-        """What the grammar of these tools does not enforce of their schemas, as one line; "" for nothing, and
-        where it was said before. Raises UsageError as `grammar` does.
+        """One line about the parts of these tools' schemas that the grammar does not enforce; "" for none,
+        and where it was said before. Raises UsageError as `grammar` does.
         """
         if not self._is_new(json.dumps([(tool.name, tool.parameters) for tool in tools.allowed])):
             return ""
@@ -216,7 +216,7 @@ class ToolCalls:
 
     @functools.cached_property
     def _around_thought(self) -> tuple[str, str] | None:
-        """What stands before and after the reasoning of an answer, None for models that do not reason."""
+        """The texts before and after the reasoning of an answer, None for models that do not reason."""
         shown = self.abilities.thought
         if shown is not None:
             return shown
@@ -248,7 +248,7 @@ class ToolCalls:
 
 
 def _rest_of(opening: str, parts: Sequence[PromptPart]) -> str:
-    """What of an opening tag the prompt does not have at its end."""
+    """The part of an opening tag that the prompt does not have at its end."""
     end = "".join(part.text for part in parts[-4:])[-4 * len(opening) - 16 :]
     if not opening.strip() or not end.rstrip().endswith(opening.strip()):
         return opening
