@@ -612,37 +612,10 @@ class Heartbeat:
 SlotAction = SaveSlot | RestoreSlot | EraseSlot
 Question = Tokenize | Detokenize | Render | CountTokens | GetSlots | SlotAction
 Answer = Tokenized | Detokenized | Rendered | TokenCount | Slots | SlotDone
-Message = (
-    Load
-    | Generate
-    | Cancel
-    | Calibrate
-    | Configure
-    | Tune
-    | Tuning
-    | TuneMeasurement
-    | Tuned
-    | Inspect
-    | Serve
-    | Serving
-    | Trim
-    | Trimmed
-    | Question
-    | Answer
-    | Loading
-    | Ready
-    | Started
-    | Queued
-    | Prefilled
-    | Tokens
-    | Done
-    | Failed
-    | Notice
-    | Calibrated
-    | Configured
-    | Inspected
-    | Heartbeat
-)
+Command = Load | Generate | Cancel | Calibrate | Configure | Tune | Inspect | Serve | Trim | Question
+Progress = Loading | Started | Queued | Prefilled | Tokens | Tuning | TuneMeasurement | Notice | Heartbeat
+Result = Ready | Done | Failed | Tuned | Trimmed | Calibrated | Configured | Inspected | Serving | Answer
+Message = Command | Progress | Result
 _KINDS: Mapping[str, type[Message]] = {kind.__name__: kind for kind in get_args(Message)}
 
 

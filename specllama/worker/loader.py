@@ -5,7 +5,7 @@ llama.cpp opens no file before its header has passed the check.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from specllama.client import protocol
@@ -20,7 +20,6 @@ from specllama.drafters.ngrams import RequestHistory
 from specllama.errors import ResourceError, option
 from specllama.gguf.architectures import ROLLBACK
 from specllama.gguf.header import FileIdentity, Header
-from specllama.json_types import JsonObject
 from specllama.llama.context import LlamaContext
 from specllama.llama.library import KERNELS, devices
 from specllama.llama.model import LlamaModel
@@ -180,7 +179,9 @@ def load(
         history = None
     clock = running_time
     key = target_key(header, fitted, context)
-    pair, on_processor = _pair_key(draft, head, drafters), not plan.target.n_gpu_layers and not settings.rpc
+    drafting, second = draft or head, head.head if draft is not None and head is not None else None
+    pair = pair_key(drafting.key if drafting is not None else None, drafters, second)
+    on_processor = not plan.target.n_gpu_layers and not settings.rpc
     kernels = KERNELS.level or ""
     profile = ModelProfile(
         store, key, pair, settings.calibrate, clock, kernels=kernels, on_device=not on_processor
@@ -256,12 +257,6 @@ def _planned(
                 drafts, n_rs_seq = drafts.without_own_head(), rollback(settings)
             else:
                 raise
-
-
-def _pair_key(draft: LoadedDraft | None, head: LoadedHead | None, drafters: Sequence[Drafter]) -> JsonObject:
-    if draft is not None:
-        return pair_key(draft.key, drafters, head.head if head is not None else None)
-    return pair_key(head.key if head is not None else None, drafters)
 
 
 def _drafters(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,11 @@ from specllama.config.load import LoadSettings, ModelSettings
 from specllama.config.store import Store
 from specllama.gguf.header import read_header
 from specllama.gguf.trimmed import read_trim
+from specllama.heads import read_head
 from specllama.llama.heads import BlockContext
+from specllama.models.memory.plan import plan_load
+from specllama.worker.draft import LoadedHead
+from specllama.worker.loader import load
 from tests.support import tinygguf, tinyheads, tinymtp
 from tests.support.front import Front
 from tests.support.generations import generate
@@ -216,3 +221,29 @@ def _block_logits(target: Path, head: Path, folder: Path) -> list[NDArray[np.flo
         return rows
     finally:
         front.close()
+
+
+# A model with several MTP layers, loaded as the engine process loads it.
+
+
+@pytest.mark.parametrize(("room_for", "n_contexts"), [(3, 3), (2, 1), (1, 1)])
+def test_layers_are_left_out_before_the_head_is(
+    room_for: int, n_contexts: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tinymtp.step35(tmp_path / "model.gguf")
+    model = ModelSettings(path=str(path), n_ctx=2048, n_threads=1)
+    settings = LoadSettings(target=model, draft=model)
+    header, head = read_header(path), read_head(read_header(path))
+    assert head is not None
+    needed = plan_load(settings, header, replace(head, n_chained=room_for), 1 << 40, ()).host
+    monkeypatch.setattr("specllama.worker.loader.available_memory", lambda: needed)
+    sent: list[m.Message] = []
+    loaded = load(settings, sent.append, Store(tmp_path / "store"))
+    try:
+        assert isinstance(loaded.head, LoadedHead)
+        assert 1 + len(loaded.head.context.following) == n_contexts
+        assert not [one for one in sent if isinstance(one, m.Notice)]
+    finally:
+        loaded.drop_draft(None)
+        loaded.context.close()
+        loaded.model.close()
