@@ -37,7 +37,7 @@ from specllama.llama.context import LlamaContext
 from specllama.llama.draft_contexts import TrimmedContext
 from specllama.llama.heads import HeadContext, NoTarget
 from specllama.llama.model import LlamaModel
-from specllama.worker.trim.run import trim
+from specllama.worker.trim import trim
 
 Bytes = NDArray[np.uint8]
 N_HEAD, N_CTX, N_PAST = 16, 512, 64

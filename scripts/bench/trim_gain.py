@@ -33,7 +33,7 @@ from specllama.core.stats import RunStats
 from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specllama.errors import SpecllamaError
 from specllama.worker.engine_core import EngineCore
-from specllama.worker.trim.run import trim
+from specllama.worker.trim import trim
 
 Message = TypeVar("Message")
 WARM_UP = 2  # prompts that count for nothing: the engines learn their costs

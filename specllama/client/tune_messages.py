@@ -200,7 +200,7 @@ class Tuned:
 
 @dataclass(frozen=True, slots=True)
 class Trim:
-    """To the engine, which needs no model: write a trimmed copy of a draft; see worker/trim/.
+    """To the engine, which needs no model: write a trimmed copy of a draft; see worker/trim.py.
 
     source: a draft model or a head. out: the file, which has the name `temporary` until it is whole. inside:
     the head inside a model. keep: tokens, None for as many as usual. texts: (name, text), whose tokens are

@@ -181,7 +181,7 @@ def _serve_rpc(message: protocol.Serve, pipes: _Pipes) -> NoReturn:
 
 def _trim(message: Trim, pipes: _Pipes) -> None:
     """Write a trimmed draft; the front ends the process afterwards."""
-    from specllama.worker.trim.run import trim
+    from specllama.worker.trim import trim
 
     try:
         pipes.send(trim(message, pipes.send))

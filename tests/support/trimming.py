@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from specllama.client.tune_messages import Trim, Trimmed
-from specllama.worker.trim.run import trim
+from specllama.worker.trim import trim
 
 N_VOCAB, N_KEPT = 600, 320  # of `tinygguf` vocabularies; 259 control and byte tokens are always kept
 

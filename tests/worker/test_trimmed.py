@@ -21,7 +21,7 @@ from specllama.errors import IntegrityError, UsageError
 from specllama.gguf.header import read_header
 from specllama.gguf.trimmed import read_trim
 from specllama.llama.draft_contexts import TrimmedContext
-from specllama.worker.trim.run import VERIFYING, WRITING, trim
+from specllama.worker.trim import VERIFYING, WRITING, trim
 from tests.support import tinygguf
 from tests.support.front import Front
 from tests.support.trimming import N_VOCAB, trim_file, trimmed

@@ -4,13 +4,12 @@ source and gives it its name.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -89,7 +88,7 @@ def compare(source: TrimSource, settings: ModelSettings, path: Path, retype: str
         return _compare_models(settings, written, header, trim, retype)
     head = source.head
     if unsupported() or not head.runs_alone:  # it uses matrices of its target
-        with _model(written, mtp=head.kind.nextn_layers, is_head=True):
+        with closing(LlamaModel(written, with_head=head.kind.nextn_layers, is_head=True)):
             return Comparison(exact_context=source.keeps_tokenizer)
     theirs = _head_rows(settings, source, trim, trim.ids)
     ours = _head_rows(written, source, trim, np.arange(trim.n_kept) if trim.shortened else trim.ids)
@@ -105,11 +104,9 @@ def _compare_models(
     mixed = kept.copy()
     if len(others):
         mixed[::3] = rng.choice(others, len(mixed[::3]))
-    with _model(settings) as model:
-        context = LlamaContext(model, _N_CTX, 1, N_ROWS)
+    with closing(LlamaModel(settings)) as model, closing(LlamaContext(model, _N_CTX, 1, N_ROWS)) as context:
         theirs = [_rows(context, ids.tolist()) for ids in (kept, mixed)]
-        context.close()
-    with _model(written) as model:
+    with closing(LlamaModel(written)) as model:
         ours = _trimmed_rows(model, header, replace(trim, rest_offset=0), kept.tolist())
         difference = _difference(theirs[0][:, trim.ids], ours[:, trim.ids], retype, Path(header.path))
         if not trim.rest_offset:
@@ -125,11 +122,8 @@ def _compare_models(
 
 
 def _trimmed_rows(model: LlamaModel, header: Header, trim: TrimInfo, ids: Sequence[int]) -> Rows:
-    context = TrimmedContext(model, header, trim, lambda _token: 0, _N_CTX, 1, N_ROWS)
-    try:
+    with closing(TrimmedContext(model, header, trim, lambda _token: 0, _N_CTX, 1, N_ROWS)) as context:
         return _rows(context, ids)
-    finally:
-        context.close()
 
 
 def _rows(context: LlamaContext, ids: Sequence[int]) -> Rows:
@@ -141,18 +135,16 @@ def _head_rows(settings: ModelSettings, source: TrimSource, trim: TrimInfo, ids:
     """The kept tokens' logits of a head after random hidden states. ids: of the kept tokens, in this file."""
     head, rng = source.head, np.random.default_rng(0)
     assert head is not None
-    mtp = head.kind.nextn_layers
     n_features = head.n_embd_target * max(1, len(head.target_layers))
     tokens = ids[rng.choice(trim.n_kept, N_ROWS)].tolist()
-    with _model(settings, mtp=mtp, is_head=head.own_file or settings.path != source.header.path) as model:
+    is_head = head.own_file or settings.path != source.header.path
+    with closing(LlamaModel(settings, with_head=head.kind.nextn_layers, is_head=is_head)) as model:
         alone = NoTarget(model, n_outputs_max=N_ROWS)
-        context = HeadContext(model, alone, _N_CTX, encodes=head.kind.encodes, n_features=n_features)
-        try:
+        made = HeadContext(model, alone, _N_CTX, encodes=head.kind.encodes, n_features=n_features)
+        with closing(made) as context:
             hidden = context.hidden(0, rng.standard_normal((N_ROWS, n_features), np.float32))
             rows = [HeadRow(token, i, 0, hidden[i], True) for i, token in enumerate(tokens)]
             return context.decode(rows)[0][:, ids].copy()
-        finally:
-            context.close()
 
 
 def _difference(theirs: Rows, ours: Rows, retype: str, path: Path) -> float:
@@ -192,15 +184,6 @@ def _same_bytes(source: TrimSource, written: Header, ids: Ids, retype: str) -> N
             raise IntegrityError(f"{written.path}: tensor {t.name!r} is not the source's", "trim it again")
 
 
-@contextmanager
-def _model(settings: ModelSettings, mtp: bool = False, is_head: bool = False) -> Iterator[LlamaModel]:
-    model = LlamaModel(settings, with_head=mtp, is_head=is_head)
-    try:
-        yield model
-    finally:
-        model.close()
-
-
 Send = Callable[[protocol.Message], None]
 _PIECE = 1 << 16  # characters that are tokenised at once
 _MARGIN = 16 << 20  # bytes of the disk that stay free
@@ -218,7 +201,7 @@ def trim(request: Trim, send: Send) -> Trimmed:
         name = error.filename or request.out
         raise ResourceError(f"{name} cannot be written: {error.strerror or error}") from None
     finally:
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             temporary.unlink(missing_ok=True)
 
 
@@ -227,7 +210,8 @@ def _trim(request: Trim, temporary: Path, send: Send) -> Trimmed:
     header, settings = source.header, ModelSettings(path=request.source, n_threads=request.n_threads)
     counts = _counts(settings, request)
     ids = choose(header, request.keep, counts, source.possible)
-    if len(ids) == len(_possible(source)) and not request.type:
+    n_possible = header.n_vocab if source.possible is None else len(source.possible)
+    if len(ids) == n_possible and not request.type:
         raise UsageError(f"{header.path} has {len(ids)} tokens, and all are kept: nothing would change")
     coverage = _coverage(ids, counts)
     _check_type(source, request.type)
@@ -286,25 +270,18 @@ def _source(request: Trim) -> TrimSource:
     return trim_source(header, request.inside, possible)
 
 
-def _possible(source: TrimSource) -> NDArray[np.int64]:
-    return np.arange(source.header.n_vocab) if source.possible is None else source.possible
-
-
 def _counts(settings: ModelSettings, request: Trim) -> Counter[int]:
     """How often each token is in the texts and in earlier prompts. Raises UsageError for an empty text."""
     counts = Counter(request.seen)
     if not request.texts:
         return counts
-    model = LlamaModel(replace(settings, n_gpu_layers=0), vocab_only=True)
-    try:
+    with closing(LlamaModel(replace(settings, n_gpu_layers=0), vocab_only=True)) as model:
         for name, text in request.texts:
             before = counts.total()
             for piece in _pieces(text):
                 counts.update(model.tokenize(piece, False, False))
             if counts.total() == before:
                 raise UsageError(f": {name} has no text", option="texts")
-    finally:
-        model.close()
     return counts
 
 
