@@ -39,9 +39,8 @@ from specllama.worker.load_info import inspect_build, load_info
 from specllama.worker.loader import Loaded, load
 from specllama.worker.no_draft_reason import drafting_verdict
 from specllama.worker.prefix_persister import PrefixPersister
-from specllama.worker.prompts import Prompts, compile_template
+from specllama.worker.prompts import Prompts
 from specllama.worker.slot_actions import SlotActions, slots
-from specllama.worker.tool_calls import ToolCalls
 
 if TYPE_CHECKING:
     from specllama.worker.tuning.tuner import Tuner
@@ -353,12 +352,11 @@ def open_engine(
         process.close()
         raise
     settings, engine = loaded.settings, _engine(loaded)
-    idle = IdleMeasurer(loaded, engine, order.measure_when_idle, running_time)
-    template, problem = compile_template(loaded, process)
-    prompts = _prompts(loaded, template, problem)
+    idle = IdleMeasurer(loaded, engine, order.measure_when_idle)
+    prompts = Prompts(loaded, process)
     persister, running = _prefix_persister(loaded, engine.scheduler.store, send), list[SequenceOutput]()
     idle.apply()
-    exact = ExactMode(loaded, engine, idle, running_time)
+    exact = ExactMode(loaded, engine, idle)
     opened = LoadedEngine(
         loaded=loaded,
         engine=engine,
@@ -366,22 +364,19 @@ def open_engine(
         intake=RequestIntake(loaded, engine, prompts, running, send, post, persister),
         idle=idle,
         exact=exact,
-        slot_actions=SlotActions(
-            engine, loaded.prefix_key, loaded.header.name, send, running_time, loaded.draft_prefix_key
-        ),
+        slot_actions=SlotActions(loaded, engine, send),
         send=send,
         persister=persister,
     )
-    notes = template_notes(loaded.model, template) if template is not None and problem is None else []
-    if problem is not None:
-        notes = [warning(f"{problem.message}; {option('raw')} works without it")]
+    notes = template_notes(loaded.model, prompts.template) if prompts.works else []
+    if prompts.problem is not None:
+        notes = [warning(f"{prompts.problem.message}; {option('raw')} works without it")]
     if settings.exact:
         exact.decide()
         notes += exact.notes
     else:
         exact.hold_widths()
-    works = template is not None and problem is None
-    return opened, protocol.Ready(load_info(loaded, works, [*notes, *idle.notes()], prompts.calls))
+    return opened, protocol.Ready(load_info(loaded, prompts.works, [*notes, *idle.notes()], prompts.calls))
 
 
 def _engine(loaded: Loaded) -> Engine:
@@ -401,21 +396,6 @@ def _engine(loaded: Loaded) -> Engine:
     caching = (d for d in loaded.drafters if isinstance(d, CachingDrafter))
     engine.scheduler.store.copies.drafter = next(caching, None)
     return engine
-
-
-def _prompts(loaded: Loaded, template: IsolatedTemplate | None, problem: SpecllamaError | None) -> Prompts:
-    settings, context = loaded.settings, loaded.context
-    source = settings.chat_template or loaded.header.chat_template or ""
-    calls = ToolCalls(loaded.model, source, template if problem is None else None, settings.tool_format)
-    return Prompts(
-        loaded.model,
-        context.n_ctx,
-        context.n_batch,
-        template,
-        problem,
-        calls,
-        with_boundaries=not context.cuts_anywhere,
-    )
 
 
 def _prefix_persister(loaded: Loaded, store: PrefixStore, send: Send) -> PrefixPersister | None:

@@ -6,9 +6,9 @@ Decides when and on which cache; calibrate.py does the measuring, and profile.py
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from math import inf
 
+from specllama.clock import running_time
 from specllama.core.engine import Engine
 from specllama.core.exact import CHUNKS, DEFAULT_WIDTH, ExactRows, best_chunk, best_width
 from specllama.core.interfaces import BatchRow
@@ -30,20 +30,20 @@ _LONG_TEXT = 272  # tokens: more than 256, so that llama.cpp's kernels for longe
 class IdleMeasurer:
     """Measures and stores what is missing in the profile.
 
-    automatic: measure whenever the engine is idle, without a Calibrate message. clock: seconds.
+    automatic: measure whenever the engine is idle, without a Calibrate message.
     """
 
-    def __init__(self, loaded: Loaded, engine: Engine, automatic: bool, clock: Callable[[], float]) -> None:
-        self._loaded, self._engine, self._clock = loaded, engine, clock
+    def __init__(self, loaded: Loaded, engine: Engine, automatic: bool) -> None:
+        self._loaded, self._engine = loaded, engine
         self._automatic = automatic and loaded.settings.calibrate
         self._ids: list[int] = []  # of the last generation, whose cache is in slot _slot
         self._slot = 0
-        self._ended_at = clock()
+        self._ended_at = running_time()
         self._more = False  # whether something is missing that can be measured on that cache
 
     def generation_ended(self, g: Generation) -> bool:
         """Measure on the cache of this generation from now on. Returns whether measurements are missing."""
-        self._ids, self._slot, self._ended_at = g.history[: g.n_past], g.seq_id, self._clock()
+        self._ids, self._slot, self._ended_at = g.history[: g.n_past], g.seq_id, running_time()
         n_past = g.n_past if g.seq_id >= 0 else 0
         self._more = bool(self._loaded.profile.unmeasured(self._loaded.context, n_past))
         return self._more
@@ -53,7 +53,7 @@ class IdleMeasurer:
         """Seconds until the next slice of measuring if no request arrives; None for never."""
         if not self._automatic or not self._more:
             return None
-        return max(0.0, self._ended_at + IDLE_SECONDS - self._clock())
+        return max(0.0, self._ended_at + IDLE_SECONDS - running_time())
 
     def measure(self, seconds: float = SLICE_SECONDS, with_widths: bool = True) -> bool:
         """Measure for `seconds`. Returns whether more is missing. Does nothing if the engine is busy or the
@@ -108,15 +108,13 @@ _CURVE_SECONDS = 2.0  # of timing widths, once for a model
 
 class ExactMode:
     """Sets `Engine.exact_rows`. notes: for the user; empty until `decide` was called. decided: whether it
-    was. clock: seconds.
+    was.
 
     Raises UsageError at construction for a width that does not fit a decode.
     """
 
-    def __init__(
-        self, loaded: Loaded, engine: Engine, idle: IdleMeasurer, clock: Callable[[], float]
-    ) -> None:
-        self._loaded, self._engine, self._idle, self._clock = loaded, engine, idle, clock
+    def __init__(self, loaded: Loaded, engine: Engine, idle: IdleMeasurer) -> None:
+        self._loaded, self._engine, self._idle = loaded, engine, idle
         self.decided, self.notes = False, list[Note]()
         given, most = loaded.settings.exact_width, loaded.widest
         if given is not None and given > most:
@@ -140,7 +138,7 @@ class ExactMode:
         token, seconds = max(0, loaded.model.bos_id), inf
         n = min(CHUNKS[-1], context.n_batch, context.n_ctx)
         for _ in range(2):
-            seconds = seconds_of(context, [BatchRow(token, i, 0, False) for i in range(n)], self._clock) / n
+            seconds = seconds_of(context, [BatchRow(token, i, 0, False) for i in range(n)], running_time) / n
         return loaded.profile.agree_on_exact_chunk(best_chunk(seconds, context.n_batch))
 
     def decide(self) -> None:
@@ -199,16 +197,16 @@ class ExactMode:
         """The seconds of steady decodes of up to `most` rows, in an empty cache, as far as there is time: the
         shortest of several, one of each width in turn.
         """
-        context, curve, began = self._loaded.context, CostCurve(), self._clock()
+        context, curve, began = self._loaded.context, CostCurve(), running_time()
         for slot in self._engine.slots:
             empty(context, slot)
         token = max(0, self._loaded.model.bos_id)
         n_before = CHANGING if self._loaded.profile.change_seconds != 0 else 0
         for n in [n for n in TIMED if n <= most] * curve.config.min_samples:
             for left in range(n_before, -1, -1):
-                if self._clock() - began > _CURVE_SECONDS:
+                if running_time() - began > _CURVE_SECONDS:
                     return curve
-                seconds = seconds_of(context, [BatchRow(token, i, 0, True) for i in range(n)], self._clock)
+                seconds = seconds_of(context, [BatchRow(token, i, 0, True) for i in range(n)], running_time)
                 if not left:
                     curve.observe(n, seconds)
         return curve

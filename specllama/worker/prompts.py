@@ -267,31 +267,28 @@ class Prompt:
 
 
 class Prompts:
-    """Makes prompts for one loaded model. problem: why its template cannot be used, None if it can. calls:
-    how the model is shown tools. with_boundaries: whether boundaries of prompts are needed.
+    """Makes prompts for one loaded model. process: for its template, see `compile_template`. problem: why the
+    template cannot be used, None if it can or there is none. calls: how the model is shown tools. Raises
+    UsageError for an unknown format of tool calls.
     """
 
-    def __init__(
-        self,
-        model: LlamaModel,
-        n_ctx: int,
-        n_batch: int,
-        template: IsolatedTemplate | None,
-        problem: SpecllamaError | None,
-        calls: ToolCalls,
-        with_boundaries: bool = False,
-    ) -> None:
-        self._with_boundaries = with_boundaries
-        self._model, self._n_ctx, self._n_batch = model, n_ctx, n_batch
-        self._template, self._problem, self.calls = template, problem, calls
-        self.limit, self.turns = TextLimit(model, n_ctx), ConversationCache()
+    def __init__(self, loaded: Loaded, process: TemplateProcess) -> None:
+        model, context, settings = loaded.model, loaded.context, loaded.settings
+        self._model, self._n_ctx, self._n_batch = model, context.n_ctx, context.n_batch
+        self._with_boundaries = not context.cuts_anywhere
+        self._template, self.problem = compile_template(loaded, process)
+        source = settings.chat_template or loaded.header.chat_template or ""
+        usable = self._template if self.problem is None else None
+        self.calls = ToolCalls(model, source, usable, settings.tool_format)
+        self.works = usable is not None
+        self.limit, self.turns = TextLimit(model, context.n_ctx), ConversationCache()
 
     @property
     def template(self) -> IsolatedTemplate:
         """The usable template. Raises UsageError, TemplateError without one."""
         if self._template is None:
             hint = f"use {option('raw')}, or give one with {option('chat_template')}"
-            raise self._problem or UsageError("the model has no chat template", hint)
+            raise self.problem or UsageError("the model has no chat template", hint)
         return self._template
 
     def check(self, message: protocol.Generate) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from specllama.client import protocol
+from specllama.clock import running_time
 from specllama.core.engine import Engine
 from specllama.core.prefix.store import Slot, empty
 from specllama.core.prefix.stored import as_ids
@@ -18,26 +19,17 @@ from specllama.models.memory.available import available_memory
 from specllama.prefix_disk.record import PrefixRecord, read_slot_file, write_slot_file
 from specllama.prefix_disk.state_file import BadStateFileError
 from specllama.worker.intake import SequenceOutput
+from specllama.worker.loader import Loaded
 from specllama.worker.prefix_persister import WHOLE, draft_part, partials_of, text_parts
 
 
 class SlotActions:
-    """Acts on slots of an engine once they are idle. key: of the model's states, "" where it is not known.
-    model: its name. send: gets the answers. clock: seconds. draft_key: of the draft model's states.
-    """
+    """Acts on slots of an engine once they are idle. send: gets the answers."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        key: str,
-        model: str,
-        send: Callable[[protocol.SlotDone], None],
-        clock: Callable[[], float],
-        draft_key: str = "",
-    ) -> None:
-        self._draft_part = draft_part(draft_key)
-        self._store = engine.scheduler.store
-        self._engine, self._key, self._model, self._send, self._clock = engine, key, model, send, clock
+    def __init__(self, loaded: Loaded, engine: Engine, send: Callable[[protocol.SlotDone], None]) -> None:
+        self._draft_part, self._store = draft_part(loaded.draft_prefix_key), engine.scheduler.store
+        self._key, self._model = loaded.prefix_key, loaded.header.name
+        self._engine, self._send = engine, send
         self.waiting: list[protocol.SlotAction] = []
 
     def act(self, action: protocol.SlotAction) -> bool:
@@ -49,7 +41,7 @@ class SlotActions:
         slot = self._engine.slots[action.slot]
         if slot.owner is not None:
             return False
-        began = self._clock()
+        began = running_time()
         if isinstance(action, protocol.EraseSlot):
             n_tokens = len(slot.ids) if slot.scope in ("", action.owner) else 0
             if n_tokens:
@@ -60,7 +52,7 @@ class SlotActions:
             raise NotSupportedError("the states of this model cannot be told from those of another one")
         saves = isinstance(action, protocol.SaveSlot)
         n_tokens, n_bytes = self._save(slot, action) if saves else self._restore(slot, action)
-        self._send(protocol.SlotDone(action.id, n_tokens, n_bytes, self._clock() - began))
+        self._send(protocol.SlotDone(action.id, n_tokens, n_bytes, running_time() - began))
         return True
 
     def _save(self, slot: Slot, action: protocol.SaveSlot | protocol.RestoreSlot) -> tuple[int, int]:

@@ -134,7 +134,7 @@ AT_RUN_TIME: Mapping[str, str] = {
     "calibrate": "worker/idle.py",
     "memory": "worker/loader.py",
     "chat_template": "worker/prompts.py",
-    "tool_format": "worker/engine_core.py",
+    "tool_format": "worker/prompts.py",
     "rpc": "worker/rpc.py",
     "schema_open": "worker/intake.py",
     "cache_disk": "worker/engine_core.py",
