@@ -276,7 +276,8 @@ def open_head(
             )
             if not head.kind.shares_cache:  # the cache that it would read is empty
                 for layer in (context, *context.following):
-                    warm_up_head(layer)
+                    for n in (1, DEFAULT.head_min_tail):  # the rows of a first draft, so that it is not slow
+                        _head_seconds(layer, n)
     except (ResourceError, DecodeError, NoRoomError) as error:
         features.close()
         if context is not None:
@@ -318,14 +319,6 @@ def _block_context(
     context.draft({0: (0, 1)})
     context.truncate(0, 0)
     return context
-
-
-def warm_up_head(context: HeadContext) -> None:
-    """Decode one row and the rows of a first draft, so that neither is slowed down by page faults and
-    allocations.
-    """
-    for n in (1, DEFAULT.head_min_tail):
-        _head_seconds(context, n)
 
 
 def _left_out(reason: str, send: Callable[[protocol.Message], None]) -> str:
@@ -374,14 +367,6 @@ class CheckedDrafts:
     def verdicts(self) -> tuple[PairVerdict | HeadVerdict, ...]:
         """On the draft model and on the head."""
         return tuple(one for one in (self.pair, self.head) if one is not None)
-
-    def unchained(self) -> CheckedDrafts:
-        """With a head whose first layer drafts all tokens."""
-        assert self.head is not None
-        return replace(self, head=replace(self.head, head=replace(self.head.head, n_chained=1)))
-
-    def without_own_head(self) -> CheckedDrafts:
-        return replace(self, head=None)
 
 
 def checked_drafts(

@@ -461,12 +461,16 @@ class EngineCore:
     def handle(self, message: protocol.Message, size: int = 0) -> None:
         """Handle a message from the front. size: its bytes. Errors are sent as Failed, not raised."""
         with refusing(self.send, message):
-            if isinstance(message, protocol.Load):  # reports its progress, and has no time limit
-                show_log(message.verbose)
-                self._load(message)
-            else:
+            if not isinstance(message, protocol.Load):
                 with self._working():
                     self._handle(message, size)
+                return
+            show_log(message.verbose)
+            if self.loaded_engine is not None:
+                raise EngineError("this engine process has loaded its models already")
+            # Without `_working`: a load reports its progress, and has no time limit.
+            self.loaded_engine, ready = open_engine(message, self.send, self.store, self._post)
+            self.send(ready)
 
     def _handle(self, message: protocol.Message, size: int) -> None:
         if isinstance(message, protocol.Inspect):
@@ -477,12 +481,6 @@ class EngineCore:
             self.send(protocol.Calibrated(None, None, False))
         elif not isinstance(message, protocol.Cancel):
             raise EngineError("no model is loaded")
-
-    def _load(self, message: protocol.Load) -> None:
-        if self.loaded_engine is not None:
-            raise EngineError("this engine process has loaded its models already")
-        self.loaded_engine, ready = open_engine(message, self.send, self.store, self._post)
-        self.send(ready)
 
     def run(self, posted: Callable[[], None]) -> None:
         """Call a function that was posted."""

@@ -481,10 +481,11 @@ class RequestIntake:
             self._submit(made, ids, persister.read(match))
         else:
             size, read = match.state.meta.n_bytes, partial(persister.read, match)
-            self._in_thread(self._reader, self._post, ids, size, read, partial(self._was_read, made))
 
-    def _was_read(self, made: Prepared, text: CachedSequence | SpecllamaError | None, ids: set[int]) -> None:
-        self._submit(made, ids, text if isinstance(text, CachedSequence) else None)
+            def submit(text: CachedSequence | SpecllamaError | None, ids: set[int]) -> None:
+                self._submit(made, ids, text if isinstance(text, CachedSequence) else None)
+
+            self._in_thread(self._reader, self._post, ids, size, read, submit)
 
     def _submit(self, made: Prepared, ids: set[int], stored: CachedSequence | None = None) -> None:
         """Submit the answers of a request to the engine. stored: a text that was read from the disk."""

@@ -251,10 +251,11 @@ def _planned(
             if fewer and drafts.second is None:
                 n_rs_seq //= 2
             elif drafts.head is not None and drafts.head.head.n_chained > 1:
-                drafts = drafts.unchained()
+                head = replace(drafts.head.head, n_chained=1)  # whose first layer drafts all tokens
+                drafts = replace(drafts, head=replace(drafts.head, head=head))
             elif drafts.own_head is not None:
                 send(protocol.Notice(f"the head of the model is not used: {error.args[0]}"))
-                drafts, n_rs_seq = drafts.without_own_head(), rollback(settings)
+                drafts, n_rs_seq = replace(drafts, head=None), rollback(settings)
             else:
                 raise
 
