@@ -11,7 +11,6 @@ import platform
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from specllama import wire
@@ -57,6 +56,7 @@ _FIGURES = {  # of a comparison, by store key, with their ranges
 DATED = COMPARISON, EXACT_ROWS, CHANGE = "comparison", "exact", "change"  # measured again after a while
 EXACT = ("exact_width", "exact_chunk")  # of them: how exact texts are decoded by width
 KEPT = ("t1", "change", *EXACT)  # of them: those that no comparison of rows gives
+POLICY = DEFAULT  # constants of the planner and its curves
 _MAX_PAIRS = 8  # kept for a target: those used last
 
 
@@ -165,33 +165,23 @@ def bucket_of(n_ids: int, config: PolicyConfig = DEFAULT) -> int:
 
 
 StoredPair = dict[str, Mapping[str, Any]]
-"""The learnt figures of a pair. pair: its key (PairKey). learnt: of `PairState.to_dict`."""
+"""The learnt figures of a pair. pair: see `pair_key`. learnt: of `PairState.to_dict`."""
 
 
-@dataclass(frozen=True, slots=True)
-class ProfileSnapshot:
-    """The part that is merged with the stored profile: figures, seconds of plain decodes and curves by range
-    of context lengths, and pairs. measured: times of day, by `DATED`.
+def merged_profiles(ours: JsonObject, data: Mapping[str, Any]) -> JsonObject:
+    """A stored profile with this process's values, which have the same form; the other entries, of other
+    processes, stay.
     """
-
-    figures: Mapping[str, float]
-    plain: dict[str, float]
-    curves: JsonObject
-    pairs: list[StoredPair]
-    measured: Mapping[str, float] = field(default_factory=dict)
-
-    def merged_with(self, data: Mapping[str, Any], config: PolicyConfig) -> JsonObject:
-        """A stored profile with this one's values; its other entries, of other processes, stay. config: of
-        the curves.
-        """
-        curves = CostCurves.from_dict(data.get("curves"), config).to_dict() | self.curves
-        ours = [p["pair"] for p in self.pairs]
-        others = [p for p in pairs_of(data) if p["pair"] not in ours]
-        plain = {str(bucket): seconds for bucket, seconds in plain_times(data).items()} | self.plain
-        pairs = [*others, *self.pairs][-_MAX_PAIRS:]
-        measured = {**measured_at(data.get("measured"), DATED), **self.measured}
-        figures = {**figures_of(data), **self.figures}
-        return {**figures, "measured": measured, "plain": plain, "curves": curves, "pairs": pairs}
+    theirs = [p for p in pairs_of(data) if p["pair"] not in [q["pair"] for q in ours["pairs"]]]
+    curves = CostCurves.from_dict(data.get("curves"), POLICY).to_dict()
+    return {
+        **figures_of(data),
+        **ours,
+        "measured": measured_at(data.get("measured"), DATED) | ours["measured"],
+        "plain": {str(bucket): seconds for bucket, seconds in plain_times(data).items()} | ours["plain"],
+        "curves": curves | ours["curves"],
+        "pairs": [*theirs, *ours["pairs"]][-_MAX_PAIRS:],
+    }
 
 
 def pairs_of(data: Mapping[str, Any]) -> list[StoredPair]:
@@ -247,7 +237,6 @@ def pair_key(
     return {"draft": draft, "drafters": words_of(drafters), **own}
 
 
-POLICY = DEFAULT  # constants of the planner and its curves
 RUN_SECONDS = 1.0  # of measuring at a time
 _COMPARE_SECONDS = 2.0  # of measuring t(1) and epsilon, once per length class
 _WRITE_SECONDS = 5.0  # between two writes
@@ -564,7 +553,8 @@ class ModelProfile:
         learnt.restore(next(states, None))
         learnt.set_steps(name, steps)
         if self.keep:
-            self._write(ProfileSnapshot({}, {}, {}, [{"pair": dict(pair), "learnt": learnt.to_dict()}]))
+            pairs = [{"pair": dict(pair), "learnt": learnt.to_dict()}]
+            self._write({"measured": {}, "plain": {}, "curves": {}, "pairs": pairs})
 
     # Storing
 
@@ -586,14 +576,17 @@ class ModelProfile:
             self._changed, self._written = False, self.clock()
             self._write(self._snapshot())
 
-    def _snapshot(self) -> ProfileSnapshot:
+    def _snapshot(self) -> JsonObject:
         """A copy of what this process has measured and learnt, which a thread can write during decodes."""
-        pairs = [{"pair": self.pair, "learnt": self.planner.learnt.to_dict()}] if self.planner else []
-        plain = {str(bucket): seconds for bucket, seconds in self._plain.items()}
-        curves, measured = self.curves.to_dict(used=True), dict(self._measured)
-        return ProfileSnapshot(dict(self._figures), plain, curves, pairs, measured)
+        return {
+            **self._figures,
+            "measured": dict(self._measured),
+            "plain": {str(bucket): seconds for bucket, seconds in self._plain.items()},
+            "curves": self.curves.to_dict(used=True),
+            "pairs": [{"pair": self.pair, "learnt": self.planner.learnt.to_dict()}] if self.planner else [],
+        }
 
-    def _write(self, ours: ProfileSnapshot) -> None:
+    def _write(self, ours: JsonObject) -> None:
         """Merge with the file: entries of other processes stay unless this process has newer ones."""
-        whole = ours.merged_with(self.store.read(self.key), POLICY)
+        whole = merged_profiles(ours, self.store.read(self.key))
         self.store.write(self.key, whole | ({"kernels": self._kernels} if self._kernels is not None else {}))
