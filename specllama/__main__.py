@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 
 
@@ -11,6 +12,7 @@ def main() -> None:
 
     try:
         if sys.argv[1:2] in (["run"], ["chat"]) and not {"-h", "--help"} & set(sys.argv):
+            signal.signal(signal.SIGTERM, lambda n, _: sys.exit(128 + n))  # until the command takes over
             start_engine_early()
         from specllama.cli.app import run_app
 

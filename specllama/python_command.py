@@ -41,7 +41,7 @@ def engine_process(environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
     global _early
     early, _early = _early, None
     if early is not None and _early_of == os.getpid():
-        if not environ and early.poll() is None:
+        if not environ:
             return early
         _close(early)
     return _start_engine(environ)

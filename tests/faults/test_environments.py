@@ -60,7 +60,7 @@ def homeless(command: Command) -> str:
         (ASK, 0),
         (("list",), 0),
         (("pair-check", "pydoc", "pydoc"), 0),
-        (("launch", "llm", "--print"), 8),
+        (("launch", "llm", "--print"), 0),
         (("run", "-p", "zip", "-m", "8B"), 5),
     ],
 )
