@@ -36,6 +36,7 @@ from specllama.json_types import JsonObject
 
 _OPEN, _CLOSE = "\ue000", "\ue001"  # private-use characters
 _REFERENCE = re.compile(f"{_OPEN}([a-z0-9_]+)(?:=([^{_CLOSE}]*))?{_CLOSE}")
+_MAX_SHOWN = 80  # characters of a value in a message
 OptionNames = Callable[[str, str | None], str]
 """From an option's name and a value (None for no value) to how a front writes both."""
 
@@ -43,6 +44,15 @@ OptionNames = Callable[[str, str | None], str]
 def option(name: str, value: object = None) -> str:
     """A reference to an option inside a message, with a value if one is recommended or mentioned."""
     return f"{_OPEN}{name}{'' if value is None else f'={value}'}{_CLOSE}"
+
+
+def quoted(value: Any) -> str:
+    """A value for a message, shortened."""
+    try:
+        text = repr(value)
+    except ValueError:  # a number with too many digits
+        return "a number with thousands of digits"
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}…"
 
 
 _reference = option  # for functions with a parameter of that name

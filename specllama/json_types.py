@@ -13,3 +13,12 @@ def without_lone_surrogates(text: str) -> str:
     text inside a character: JSON can escape it, and no tokenizer accepts it.
     """
     return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def why_not_json(error: ValueError | RecursionError) -> str:
+    """Why a text is no JSON, by the error of its parser."""
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
+    if "set_int_max_str_digits" in str(error):  # Python's own advice
+        return "it has a number of thousands of digits"
+    return str(error)

@@ -7,18 +7,20 @@ The tables are in config/load.py, core/sampling/params.py and config/options.py.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from typing import Any
 
-from specllama.errors import UsageError
+from specllama.errors import UsageError, quoted
 
 GGUF, DOWNLOADED, RUNNING, KEPT, CHATS = "*.gguf", "downloaded", "running", "kept", "chats"  # in `completes`
 LIST = ","
 DRAFT = "_draft"  # ends the names of options and arguments that are for the draft alone
 KINDS: Mapping[type, str] = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
 """The types of values, in words."""
+_TOO_LONG = re.compile(r"[-+]?[0-9_]{100,}")  # a number that is in no range
 _TYPES = {kind.__name__: kind for kind in KINDS}
 _MAX_INT = 2**31 - 1
 OptionValues = dict[str, Any]
@@ -136,6 +138,22 @@ class Option:
         """The highest value of a number."""
         return _MAX_INT if self.high is None else self.high
 
+    def expected(self, top: bool = True) -> str:
+        """Its values in words. top: whether the highest number is named also where it is the usual one."""
+        kind = KINDS.get(self._type, KINDS[self.kind])
+        if self.low is None:
+            return kind
+        return f"{kind} from {self.low}" + (f" to {self.highest}" if top or self.high is not None else "")
+
+    def number(self, text: str) -> Any:
+        """The number that a text is. Raises ValueError, whose message goes on after the option's name."""
+        if _TOO_LONG.fullmatch(text):
+            raise ValueError(f"must be {self.expected()}, not one of {len(text)} digits")
+        try:
+            return self.kind(text)
+        except ValueError:
+            raise ValueError(f"must be {KINDS[self.kind]}, not {text[:60]!r}") from None
+
     @property
     def separated(self) -> bool:
         """Whether its text has items separated by commas, which files may also write as an array."""
@@ -191,16 +209,15 @@ class Option:
         if value is None and self.default is None:
             return None
         if self.choices and value not in self.choices:
-            raise UsageError(f"must be one of {', '.join(self.choices)}, not {value!r}", option=self.name)
+            words = ", ".join(self.choices)
+            raise UsageError(f"must be one of {words}, not {quoted(value)}", option=self.name)
         if self._type in (int, float) and self.low is not None:
             if not _is_of(value, self._type) or not self.low <= value <= self.highest:  # NaN is in no range
-                allowed = f"{self.low}" if self.high is None else f"{self.low} to {self.high}"
-                raise UsageError(
-                    f"must be {KINDS[self._type]} from {allowed}, not {value!r}", option=self.name
-                )
+                above = _is_of(value, self._type) and value > self.highest
+                raise UsageError(f"must be {self.expected(above)}, not {quoted(value)}", option=self.name)
         elif self._type is float:
             if not math.isfinite(of_kind(value, self.name, float)):
-                raise UsageError(f"must be a number, not {value!r}", option=self.name)
+                raise UsageError(f"must be a number, not {quoted(value)}", option=self.name)
         elif self._type is bool and self.form is None:
             of_kind(value, self.name, bool)
         return value if self.check is None else self.check(value)
@@ -209,7 +226,7 @@ class Option:
 def of_kind(value: Any, name: str, kind: type) -> Any:
     """The value as Python gives it, if it is of this kind. Raises UsageError."""
     if not _is_of(value, kind):
-        raise UsageError(f"must be {KINDS[kind]}, not {value!r}", option=name)
+        raise UsageError(f"must be {KINDS[kind]}, not {quoted(value)}", option=name)
     return value
 
 

@@ -20,14 +20,21 @@ _FORCED = (
 )
 
 
-def verdict(s: JsonObject, off: str = "") -> str:
-    """One to three sentences. off: why nothing could be drafted at all, "" if something could."""
+def verdict(s: JsonObject, off: str = "", busy: bool = False) -> str:
+    """One to three sentences. off: why nothing could be drafted at all, "" if something could. busy: whether
+    other programs disturbed the figures, which then say nothing certain.
+    """
     if off:
         return f"Only plain decoding was measured: {off}."
     total, best = s["total"], s["total"]["best_fixed"]
     auto = speedup(total, AUTO)
     if auto is None or best is None:
         return "Too little was measured to compare drafting with plain decoding."
+    if busy:
+        return (
+            "No verdict: something else kept the machine busy. With auto, decoding ran at "
+            f"{times(auto)} the speed of plain decoding meanwhile."
+        )
     parts = [f"with auto, decoding ran at {times(auto)} the speed of plain decoding"]
     if (against := total["auto_against_best"]) is not None and best != PLAIN:
         name = f"{best} ({shown(speedup(total, best))} x)"
@@ -49,9 +56,7 @@ def verdict(s: JsonObject, off: str = "") -> str:
 
 
 def advice(s: JsonObject, off: str = "", busy: bool = False) -> str:
-    """The advice, in one or two sentences. off: as for `verdict`. busy: whether other programs disturbed the
-    figures, which then give no advice.
-    """
+    """The advice, in one or two sentences. off, busy: as for `verdict`."""
     total = s["total"]
     if off:
         text = "name a draft with -md to compare; specllama models show MODEL lists those that fit."
@@ -75,15 +80,11 @@ def advice(s: JsonObject, off: str = "", busy: bool = False) -> str:
     return f"Advice: {text}"
 
 
-def draft_answer(s: JsonObject, noun: str, busy: bool = False) -> str:
-    """Whether the draft helps, in a sentence; "" where that was not measured. noun: of the draft. busy: as
-    for `advice`.
-    """
+def draft_answer(s: JsonObject, noun: str) -> str:
+    """Whether the draft helps, in a sentence; "" where that was not measured. noun: of the draft."""
     over: Estimate | None = s["total"]["auto_over_copies"]
     if over is None:
         return ""
-    if busy:
-        return f"Your {noun}: cannot tell what it gains over copying alone, the machine was busy."
     gains = f"Your {noun}: {_change(over.value)} over copying alone"
     if over.low is None or over.high is None:
         return f"{gains}, by too few answers for an interval."

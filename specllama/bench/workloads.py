@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from specllama.bench.runner import BenchCase, ForcedText
 from specllama.config.text_file import read_text
 from specllama.errors import UsageError
-from specllama.json_types import JsonObject
+from specllama.json_types import JsonObject, why_not_json
 
 MAX_PROMPTS = 10_000
 MAX_CHARACTERS = 1 << 20  # of one prompt
@@ -155,8 +155,7 @@ def _parse_json(text: str, where: str, shape: str) -> Any:
     try:
         return json.loads(text, object_pairs_hook=_unique_keys)
     except (ValueError, RecursionError) as error:
-        why = "it is nested too deeply" if isinstance(error, RecursionError) else error
-        raise UsageError(f"{where} is not JSON: {why}", shape) from None
+        raise UsageError(f"{where} is not JSON: {why_not_json(error)}", shape) from None
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> JsonObject:

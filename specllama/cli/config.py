@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from specllama.cli import console
-from specllama.config import sources
+from specllama.config import build, sources
 from specllama.config.places import working_directory
 from specllama.models import manifest
 
@@ -24,7 +24,9 @@ own file.
 
 
 def config(given: Mapping[str, Any]) -> int:
-    """Print the files of settings and names, there or not, and the variables; returns 0."""
+    """Print the files of settings and names, there or not, and the variables; returns 0. Raises ConfigError,
+    UsageError and NotFoundError, after that, for values that other commands refuse.
+    """
     environ, cwd = os.environ, working_directory()
     user = sources.user_path(environ)
     project = sources.project_file(cwd, user) if cwd is not None else None
@@ -38,7 +40,12 @@ def config(given: Mapping[str, Any]) -> int:
         f"names of models   {own}{_state(own)}",
         f"variables         {', '.join(variables) or 'none'}",
     )
-    return console.report(given, {**report, "schema": "specllama.config/1", "environment": variables}, lines)
+    console.report(given, {**report, "schema": "specllama.config/1", "environment": variables}, lines)
+    values = sources.resolve({})
+    build.load_settings(values)
+    build.sampling(values)
+    manifest.load(environ)
+    return 0
 
 
 def path(_given: Mapping[str, Any]) -> int:
@@ -48,4 +55,4 @@ def path(_given: Mapping[str, Any]) -> int:
 
 
 def _state(file: Path) -> str:
-    return "" if file.is_file() else ", not there"
+    return "" if file.is_file() else ", not a file" if file.exists() else ", not there"

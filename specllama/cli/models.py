@@ -15,7 +15,7 @@ from specllama.cli.models_show import Fit, Machine, fit, guessed_fit, licence_of
 from specllama.cli.options import mapped_errors
 from specllama.cli.progress import DownloadProgress, library
 from specllama.config.store import write_whole
-from specllama.config.toml_file import parse_toml, read_text
+from specllama.config.toml_file import parse_toml, read_text, read_toml
 from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specllama.errors import IntegrityError, ResourceError, SpecllamaError, UsageError
 from specllama.gguf.header import Header, read_model
@@ -54,7 +54,7 @@ Examples:
   specllama models rm user/repo --all
 
 Each model has one name, which `models` lists. A repository's name alone removes its only model here, and its
-unfinished downloads; with --all all of its models.
+unfinished downloads; with --all all of its models. Of a file of your own the name is removed, not the file.
 """
 EXAMPLES_OF_ADD = """
 Examples:
@@ -62,7 +62,8 @@ Examples:
   specllama run -m mine -p "What does os.walk do?"
 
 The name is for all commands, the server and Python. It is written into your models.toml (specllama config
-says where that is), which can also name whole folders: folders = ["~/models"].
+says where that is), which can also name whole folders: folders = ["~/models"]. specllama models rm mine
+removes the name again; the file stays.
 """
 EXAMPLES_OF_VERIFY = """
 Examples:
@@ -119,27 +120,45 @@ def on_disk(given: Mapping[str, Any]) -> int:
 
 
 def remove(given: Mapping[str, Any]) -> int:
-    """Remove models from the cache; returns 0.
+    """Remove models from the cache, and names of files, which stay; returns 0.
 
-    Raises NotFoundError and UsageError before anything is removed, and ResourceError.
+    Raises NotFoundError, UsageError and ConfigError before anything is removed, and ResourceError.
     """
     known, names = library(), [name for name in given["names"] if name != DEMO]
     demo = DemoStore(known.environ) if DEMO in given["names"] else None
     if demo is not None:
         demo.require()
+    own = {name: file for name in names if (file := _own_name(known, name))}
+    names = [name for name in names if name not in own]
     chosen = select if given.get("all") else select_one
     todo = {model.content: model for name in names for model in chosen(known, name)}
     repos = {where.repo for name in names if (where := known.parse(name, "NAME").where) and not where.tag}
-    removed: list[JsonObject] = [
-        {"name": model.name, "bytes": remove_model(known, model)} for model in todo.values()
-    ]
+    for name in own:
+        path = user_path(known.environ)
+        _write(path, ManifestFile(read_toml(path)).without(name))
+    removed: list[JsonObject] = [{"name": name, "bytes": 0} for name in own]
+    removed += [{"name": model.name, "bytes": remove_model(known, model)} for model in todo.values()]
     for repo in sorted(repos):
         if freed := remove_unfinished(known, repo):
             removed.append({"name": f"{repo}, unfinished", "bytes": freed})
     if demo is not None:
         removed.append({"name": DEMO, "bytes": demo.remove()})
-    lines = (f"removed {one['name']}, {size(one['bytes'])} freed" for one in removed)
+    lines = [f"removed the name {name}; the file {file} stays" for name, file in own.items()]
+    lines += [f"removed {one['name']}, {size(one['bytes'])} freed" for one in removed[len(own) :]]
     return console.report(given, {"schema": "specllama.models-rm/1", "removed": removed}, lines)
+
+
+def _own_name(known: Library, name: str) -> str:
+    """The file whose name in models.toml this is, "" for other names."""
+    named = {one.lower() for one in known.manifest.files}
+    return known.parse(name, "NAME").file if name.lower() in named else ""
+
+
+def _write(file: Path, text: str) -> None:
+    """Write models.toml. Raises ResourceError."""
+    with mapped_errors(ResourceError, f"{file} cannot be written"):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(file, text)
 
 
 def _header(path: str | Path) -> Header | None:
@@ -231,7 +250,8 @@ def _disk_lines(
     for file in known.own_files:
         header = _header(file.path)
         there_is = [part for part in file.parts if os.path.isfile(part)]
-        state = printable(licence_of(None, header)) if header else f"{file.path} cannot be read"
+        unusable = f"{file.path} {'cannot be read' if there_is else 'is gone'}"
+        state = printable(licence_of(None, header)) if header else unusable
         n_bytes = sum(os.path.getsize(part) for part in there_is)
         rows.append(_disk_row(file.name, n_bytes, "", header, _fit(header, machine), state))
     if rows:
@@ -290,10 +310,9 @@ def add(given: Mapping[str, Any]) -> int:
     entry = f'\n[models."{name}"]\nfile = {_quoted(path)}\n'
     changed = parse_toml(file, text.rstrip("\n") + "\n" + entry)
     ManifestFile(changed).files()
-    with mapped_errors(ResourceError, f"{file} cannot be written"):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(file, changed.text)
+    _write(file, changed.text)
     console.data(f"{name} is {path}\n")
+    console.note(f"specllama models rm {name} removes the name again, and not the file")
     return 0
 
 

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 PLAIN: Mapping[str, Any] = {"pretty_exceptions_enable": False, "rich_markup_mode": None}
 OFTEN = "Often used"
-_NUMBERS = {int: "a whole number", float: "a number"}
 _NARROW = 60  # columns; in fewer, the description of an option goes below its flags
 
 
@@ -69,10 +68,23 @@ class CommandEntry:
         return str(own or getattr(module, "EXAMPLES", ""))
 
 
+def _naming(ctx: Any, parse: Callable[[Any, list[str]], list[str]], args: list[str]) -> list[str]:
+    """Parse a command's arguments: its errors name it, also those that Typer's parser raises without it."""
+    try:
+        return parse(ctx, args)
+    except typer.TyperException as error:
+        if getattr(error, "ctx", ctx) is None:
+            error.ctx = ctx  # type: ignore[attr-defined]
+        raise
+
+
 class CommandGroup(typer.core.TyperGroup):
     """Commands from a table; a command gets its options when it is resolved."""
 
     entries: Mapping[str, CommandEntry]
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        return _naming(ctx, super().parse_args, args)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         name, command, rest = super().resolve_command(ctx, args)
@@ -91,6 +103,9 @@ class OptionCommand(typer.core.TyperCommand):
     """A command whose help shows its options in groups, then its examples."""
 
     entry: CommandEntry
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        return _naming(ctx, super().parse_args, args)
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:  # noqa: ARG002 - Typer's signature
         return usage(self.entry)
@@ -193,21 +208,21 @@ def _annotation(o: Option) -> Any:
         from specllama.cli.completion import completer
 
         shared["autocompletion"] = completer(o.completes)
-    if o.kind in _NUMBERS and not o.many:
-        shared["parser"] = _number(o.kind)
+    if o.is_number:
+        shared["parser"] = _number(o)
     if o.flags:
         return Annotated[kind | None, typer.Option(*o.flags, **shared)]
     return Annotated[kind if o.required else kind | None, typer.Argument(**shared)]
 
 
-def _number(kind: type) -> Callable[[str], Any]:
+def _number(o: Option) -> Callable[[str], Any]:
     """The reader of a number, with a message in the words of the other errors."""
 
     def read(text: str) -> Any:
         try:
-            return kind(text)
-        except ValueError:
-            raise typer.BadParameter(f"must be {_NUMBERS[kind]}, not {text[:60]!r}") from None
+            return o.number(text)
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from None
 
     return read
 

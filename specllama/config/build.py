@@ -23,7 +23,7 @@ from specllama.config.sources import Values
 from specllama.config.text_file import read_text
 from specllama.core.sampling.params import PARAMETERS, SamplingParams, with_steps
 from specllama.drafters import wants_draft_model
-from specllama.errors import NotFoundError, SpecllamaError, UsageError, option
+from specllama.errors import NotFoundError, SpecllamaError, UsageError, option, quoted
 from specllama.json_types import JsonObject
 from specllama.option import DRAFT, Option, OptionValues, of_kind
 
@@ -148,7 +148,7 @@ def _bias(text: str) -> tuple[int, float]:
     match = re.fullmatch(r"([0-9]{1,9})(-inf|[+-](?:[0-9]{1,9}\.?[0-9]*|\.[0-9]+))", text.strip())
     if not match:
         form = "ID+BIAS or ID-BIAS, as 15043+1 or 2-inf"
-        raise UsageError(f"must be {form}, not {text!r}", option="logit_bias")
+        raise UsageError(f"must be {form}, not {quoted(text)}", option="logit_bias")
     return int(match[1]), float(match[2])
 
 
@@ -176,6 +176,7 @@ OPTIONS: Mapping[str, Option] = {
 """The further arguments of LLM, by name: those of LoadOptions."""
 ModelName = str | os.PathLike[str]
 _MAX_PATH, _MAX_TOKENS = 4096, 2**31 - 1
+_MODEL_FORM = "must be the path of a GGUF file or a model's name"
 
 
 class SpeculativeConfig(TypedDict, total=False):
@@ -247,7 +248,7 @@ def _known(options: Mapping[str, Any]) -> OptionValues:
     """The options after a check of names and types, in their final form. Raises UsageError, NotFoundError."""
     for name in options:
         if name not in OPTIONS:
-            raise UsageError(f"there is no option {name!r}", _hint(name))
+            raise UsageError(f"there is no option {quoted(name)}", _hint(name))
     return {name: OPTIONS[name].accept(value, name) for name, value in options.items()}
 
 
@@ -270,16 +271,16 @@ def _hint(name: str) -> str:
 def _model_argument(name: ModelName, argument: str) -> str:
     """A model's name or path as text; a path object becomes absolute, so that it is not taken for a name."""
     if not isinstance(name, (str, os.PathLike)):
-        raise UsageError(f"must be the path of a GGUF file or a model's name, not {name!r}", option=argument)
+        raise UsageError(f"{_MODEL_FORM}, not {quoted(name)}", option=argument)
     path = os.fspath(name)
     if not isinstance(path, str) or not path or "\0" in path or len(path) > _MAX_PATH:
-        raise UsageError("must be the path of a GGUF file or a model's name", option=argument)
+        raise UsageError(_MODEL_FORM, option=argument)
     return path if isinstance(name, str) else os.path.abspath(path)
 
 
 def _positive(name: str, value: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _MAX_TOKENS:
-        raise UsageError(f"must be a whole number from 1 to {_MAX_TOKENS}, not {value!r}", option=name)
+        raise UsageError(f"must be a whole number from 1 to {_MAX_TOKENS}, not {quoted(value)}", option=name)
     return value
 
 

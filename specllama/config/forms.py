@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from specllama.config.named_templates import named_template
 from specllama.config.text_file import expanded, read_text
-from specllama.errors import NotFoundError, UsageError, option
+from specllama.errors import NotFoundError, UsageError, option, quoted
 from specllama.option import Form, of_kind
 from specllama.rpc import endpoints
 
@@ -61,7 +61,7 @@ def _layers(text: str, name: str) -> int:
     if text in ("auto", "all", "-1", "-2"):
         return AUTO if text in ("auto", "-1") else ALL_LAYERS
     if not re.fullmatch("[0-9]{1,9}", text):
-        raise UsageError(f"must be a number of layers from 0, auto or all, not {text!r}", option=name)
+        raise UsageError(f"must be a number of layers from 0, auto or all, not {quoted(text)}", option=name)
     return int(text)
 
 
@@ -70,7 +70,7 @@ def layers_of(given: int | Literal["auto", "all"], name: str) -> int:
     if given in ("auto", "all"):
         return AUTO if given == "auto" else ALL_LAYERS
     if isinstance(given, bool) or not isinstance(given, int) or given < 0:
-        raise UsageError(f'must be a number of layers, "auto" or "all", not {given!r}', option=name)
+        raise UsageError(f'must be a number of layers, "auto" or "all", not {quoted(given)}', option=name)
     return given
 
 
@@ -85,7 +85,7 @@ def names_of(value: Any, name: str) -> tuple[str, ...]:
         or not isinstance(value, Sequence)
         or not all(isinstance(v, str) for v in value)
     ):
-        raise UsageError(f"must be a list of names, not {value!r}", option=name)
+        raise UsageError(f"must be a list of names, not {quoted(value)}", option=name)
     return tuple(value)
 
 
@@ -94,7 +94,7 @@ def _overrides(texts: list[str], name: str) -> tuple[tuple[str, str], ...]:
     for part in ",".join(texts).split(","):
         pattern, equals, buffer = part.rpartition("=")
         if not equals or not pattern or not buffer:
-            raise UsageError(f"must be PATTERN=BUFFER, not {part!r}", option=name)
+            raise UsageError(f"must be PATTERN=BUFFER, not {quoted(part)}", option=name)
         overrides.append((pattern, buffer))
     return tuple(overrides)
 
@@ -103,7 +103,7 @@ def _shares(text: str, name: str) -> tuple[float, ...]:
     try:
         return tuple(float(part) for part in re.split("[,/]", text) if part.strip())
     except ValueError:
-        raise UsageError(f"must be numbers separated by commas, not {text!r}", option=name) from None
+        raise UsageError(f"must be numbers separated by commas, not {quoted(text)}", option=name) from None
 
 
 def _separated(text: Callable[[str, str], Any], items: Callable[[Any, str], Any], item: str) -> Form:
@@ -124,7 +124,7 @@ def _list_of(shape: str, item: Callable[[Any], Any]) -> Callable[[Any, str], tup
         try:
             return tuple(item(one) for one in value)
         except (TypeError, ValueError):
-            raise UsageError(f"must be a list of {shape}, not {value!r}", option=name) from None
+            raise UsageError(f"must be a list of {shape}, not {quoted(value)}", option=name) from None
 
     return read
 
@@ -147,7 +147,7 @@ def adapters(given: Mapping[str, Any]) -> tuple[tuple[str, float], ...]:
         try:
             scale = float(factor)
         except ValueError:
-            raise UsageError(f"must be FILE:SCALE, not {text!r}", option="lora_scaled") from None
+            raise UsageError(f"must be FILE:SCALE, not {quoted(text)}", option="lora_scaled") from None
         adapters.append((existing_file(path, "lora_scaled"), scale))
     return tuple(adapters)
 
@@ -189,7 +189,7 @@ def _bytes(text: str, name: str, others: str = "") -> int:
     match = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,9})?)\s*([kKmMgGtT]?)([iI]?)[bB]?", text.strip())
     if not match or (not match[2] and (match[3] or float(match[1]) != 0)):
         forms = ", ".join(filter(None, ("a size with its unit, as 8G or 500M", others)))
-        raise UsageError(f"must be {forms}, auto, or 0 for none, not {text!r}", option=name)
+        raise UsageError(f"must be {forms}, auto, or 0 for none, not {quoted(text)}", option=name)
     unit = float(1024 if match[3] else 1000) ** " kmgt".index(match[2].lower() or " ")
     return min(round(float(match[1]) * unit), MOST_BYTES)
 
@@ -211,7 +211,7 @@ def _draft_max(text: str, name: str) -> int | None:
         return None
     if not re.fullmatch("[0-9]{1,9}", text):
         hint = f"{option('draft_model')} names a draft model"
-        raise UsageError(f"must be a whole number from 0 or auto, not {text!r}", hint, option=name)
+        raise UsageError(f"must be a whole number from 0 or auto, not {quoted(text)}", hint, option=name)
     return int(text)
 
 
@@ -247,7 +247,7 @@ def _tree(given: Any, name: str) -> int | None:
     if given in ("auto", "off"):
         return None if given == "auto" else 0
     if isinstance(given, str) and not re.fullmatch("[0-9]{1,9}", given):
-        raise UsageError(f"must be a whole number from 0, auto or off, not {given!r}", option=name)
+        raise UsageError(f"must be a whole number from 0, auto or off, not {quoted(given)}", option=name)
     return int(of_kind(int(given) if isinstance(given, str) else given, name, int))
 
 

@@ -280,6 +280,8 @@ _BY_NAME: Mapping[str, Option] = {o.name: o for o in (*RUN, *SERVING)}
 def as_flag(name: str, value: str | None) -> str:
     """An option as the command line has it (errors.OptionNames): `-c 512`."""
     known = _BY_NAME.get(name)
+    if known is not None and not known.flags:  # an argument without a flag
+        return known.help.partition(",")[0]
     flag = known.flags[0] if known is not None else f"--{name.replace('_', '-')}"
     return flag if value is None else f"{flag} {value}"
 

@@ -14,8 +14,8 @@ from typing import Any
 
 from specllama.config.options import LONG_FLAGS, STORED
 from specllama.config.places import from_variable, home, is_same, user_directory, working_directory
-from specllama.config.toml_file import quoted, read_toml
-from specllama.errors import ConfigError
+from specllama.config.toml_file import read_toml
+from specllama.errors import ConfigError, quoted
 from specllama.option import KINDS, Option, OptionValues, Scope
 
 MODEL, DRAFT = ("model", "hf_repo"), ("draft_model", "hf_repo_draft")  # the options that name one
@@ -110,12 +110,15 @@ def user_path(environ: Mapping[str, str]) -> Path:
 
 
 def user_file(environ: Mapping[str, str]) -> Path | None:
-    """The user's config file, None if there is none. Raises ConfigError if SPECLLAMA_CONFIG names no file."""
+    """The user's config file, None if there is none. Raises ConfigError if something else is there, or
+    SPECLLAMA_CONFIG names no file."""
     path = user_path(environ)
     if path.is_file():
         return path
     if environ.get("SPECLLAMA_CONFIG"):
         raise ConfigError(f"SPECLLAMA_CONFIG names {path}, which is not a file")
+    if path.exists():
+        raise ConfigError(f"{path}, the place of your settings, is not a file", "rename or remove it")
     return None
 
 
@@ -183,27 +186,27 @@ def read_environment(environ: Mapping[str, str]) -> Values:
             raise ConfigError(f"unknown environment variable {variable}", _similar(name))
         if name in values:
             raise ConfigError(f"{values.origins[name]} and {variable} set the same option")
-        kind = STORED[name].kind
-        if STORED[name].many:
+        entry = STORED[name]
+        if entry.many:
             parts = [part.strip() for part in text.split(",")]
-            values[name] = [_parsed(part, kind, variable) for part in parts if part]
+            values[name] = [_parsed(part, entry, variable) for part in parts if part]
         else:
-            values[name] = _parsed(text, kind, variable)
+            values[name] = _parsed(text, entry, variable)
         values.origins[name] = variable
     return values
 
 
-def _parsed(text: str, kind: type, where: str) -> Any:
-    if kind is bool:
+def _parsed(text: str, entry: Option, where: str) -> Any:
+    if entry.kind is bool:
         if text.lower() in ("1", "true", "yes", "on"):
             return True
         if text.lower() in ("0", "false", "no", "off"):
             return False
-        raise ConfigError(f"{where} must be true or false, not {text!r}")
+        raise ConfigError(f"{where} must be true or false, not {quoted(text)}")
     try:
-        return kind(text)
-    except ValueError:
-        raise ConfigError(f"{where} must be {KINDS[kind]}, not {text!r}") from None
+        return entry.number(text) if entry.is_number else entry.kind(text)
+    except ValueError as error:
+        raise ConfigError(f"{where} {error}") from None
 
 
 def _checked(value: Any, entry: Option, where: str, many: bool, separated: bool) -> Any:
@@ -214,13 +217,16 @@ def _checked(value: Any, entry: Option, where: str, many: bool, separated: bool)
         items = [_checked(item, entry, where, False, False) for item in given]
         return items if many else ",".join(items)
     if isinstance(value, int) and value.bit_length() > _MAX_BITS:
-        raise ConfigError(f"{where} is a number with too many digits")
+        expected = entry.values or entry.expected()
+        raise ConfigError(f"{where} must be {expected}, not a number of so many digits")
     if kind is str and isinstance(value, (int, float)) and not isinstance(value, bool):
         return str(value)
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        expected = entry.values or KINDS[kind] + (" or a list" if separated else "")
+        expected = entry.values or KINDS[kind]
+        if entry.many or entry.separated:
+            expected = f"{KINDS[kind]} or a list of {KINDS[kind].removeprefix('a ')}s"
         raise ConfigError(f"{where} must be {expected}, not {quoted(value)}")
     return value
 

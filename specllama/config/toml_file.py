@@ -13,7 +13,6 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from specllama.config.text_file import TextProblem, decoded
 from specllama.errors import ConfigError
@@ -22,7 +21,8 @@ from specllama.regular_file import NotRegularError, open_regular
 
 MAX_BYTES = 256 << 10  # of a file
 MAX_PARTS = 8  # of a dotted key
-_MAX_SHOWN = 80  # characters of a value in a message
+_MAX_DIGITS = 1000  # of a number; more are in no range
+_DIGITS = re.compile(rf"[0-9][0-9_]{{{_MAX_DIGITS},}}")
 _MAX_SEARCHED = 1 << 20  # characters that are parsed to find lines
 KeyPath = tuple[str | int, ...]
 """Keys from the top: ("models", "8B", "repo"); the n-th table of an array by its index, ("pairs", 0)."""
@@ -143,15 +143,9 @@ def parse_toml(path: Path, text: str) -> TomlFile:
         return TomlFile(path, text, tomllib.loads(text))
     except RecursionError:
         raise ConfigError(f"{path} is not TOML: it is nested too deep") from None
-    except ValueError as error:  # tomllib's, and of numbers without end
+    except ValueError as error:
+        if not isinstance(error, tomllib.TOMLDecodeError):  # a number of thousands of digits
+            # Shorter, it is still in no range: who reads its key then names that.
+            return parse_toml(path, _DIGITS.sub(lambda digits: digits[0][:_MAX_DIGITS].rstrip("_"), text))
         end = f"at the end, line {text.count(chr(10)) + 1}"
         raise ConfigError(f"{path} is not TOML: {error}".replace("at end of document", end)) from None
-
-
-def quoted(value: Any) -> str:
-    """A value for a message, shortened."""
-    try:
-        text = repr(value)
-    except ValueError:  # a number with too many digits
-        return "a number with thousands of digits"
-    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}…"

@@ -18,7 +18,7 @@ from specllama.models.hub.cache import (
     repositories,
     unwritable,
 )
-from specllama.models.manifest import ManifestEntry, user_path
+from specllama.models.manifest import ManifestEntry
 from specllama.models.names import RepoName
 from specllama.models.resolve import Library
 from specllama.regular_file import open_regular
@@ -99,9 +99,13 @@ def select(library: Library, name: str) -> list[InstalledModel]:
         path = os.path.abspath(os.path.expanduser(name))
         if matches := [m for m in installed_models(library) if path in {str(f.link) for f in m.files}]:
             return matches
+        if parsed.file and not os.path.exists(parsed.file):
+            raise library.gone(parsed)
+        hint = "only downloads have a hash to verify, and are removed; a file of your own stays where it is"
         if parsed.file:
-            hint = f"remove the file itself, and its name in {user_path(library.environ)} if it is there"
             raise NotFoundError(f"{name} is {parsed.file}, a file of your own and no download", hint)
+        if alike := library.called(name):
+            raise NotFoundError(f"{name} is no download, but of your own: {', '.join(alike)}", hint)
         hint = "use a name that specllama models lists; files outside the cache are not removed"
         raise NotFoundError(f"there is no downloaded model {name}", hint)
     where, stored = parsed.where, StoredRepo(RepoCache(library.root, parsed.where.repo))

@@ -8,14 +8,15 @@ import difflib
 import os
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn
 
 from specllama.config.places import from_variable, home, is_same, user_directory, working_directory
-from specllama.config.toml_file import KeyPath, TomlFile, quoted, read_start, read_toml
-from specllama.errors import ConfigError, UsageError
+from specllama.config.toml_file import KeyPath, TomlFile, parse_toml, read_start, read_toml
+from specllama.errors import ConfigError, UsageError, quoted
 from specllama.models.names import BUILT_IN, RepoName, check_file
 from specllama.models.quants import PREFERRED, find_heads, find_models, guessed_bytes, is_head_name
 
@@ -96,6 +97,21 @@ class ManifestFile:
         """The folders of models. Raises ConfigError."""
         texts = self.texts(("folders",), self.toml.data.get("folders", []))
         return tuple(self._path(text) for text in texts)
+
+    def without(self, name: str) -> str:
+        """The text without the table of a file of the user's own. Raises ConfigError where it has none."""
+        path, data = self.toml.path, self.toml.data
+        key = next((key for key in data["models"] if key.lower() == name.lower()), name)
+        lines, first = self.toml.text.split("\n"), self.toml.lines.get(("models", key), 0)
+        last = next((n for n in range(first, len(lines)) if lines[n].lstrip().startswith("[")), len(lines))
+        while last > first and lines[last - 1].lstrip()[:1] in ("", "#"):  # of the next table
+            last -= 1
+        text = "\n".join([*lines[: max(0, first - 1)], *lines[last:]])
+        kept = {**data, "models": {one: table for one, table in data["models"].items() if one != key}}
+        with suppress(ConfigError):
+            if key in data["models"] and {"models": {}, **parse_toml(path, text).data} == kept:
+                return text
+        raise ConfigError(f"{self.toml.where('models', key)}: {name} has no table of its own", f"edit {path}")
 
     def _path(self, text: str) -> str:
         """A path in this file, which a relative one starts from."""
@@ -340,11 +356,16 @@ def user_path(environ: Mapping[str, str]) -> Path:
 
 
 def user_file(environ: Mapping[str, str]) -> Path | None:
-    """The user's file, None if there is none. Raises ConfigError if SPECLLAMA_MODELS names no file."""
+    """The user's file, None if there is none. Raises ConfigError if something else is there, or
+    SPECLLAMA_MODELS names no file."""
     path = user_path(environ)
-    if not path.is_file() and environ.get("SPECLLAMA_MODELS"):
+    if path.is_file():
+        return path
+    if environ.get("SPECLLAMA_MODELS"):
         raise ConfigError(f"SPECLLAMA_MODELS names {path}, which is not a file")
-    return path if path.is_file() else None
+    if path.exists():
+        raise ConfigError(f"{path}, the place of your names of models, is not a file", "rename or remove it")
+    return None
 
 
 def project_file(environ: Mapping[str, str], cwd: Path) -> ManifestFile | None:
@@ -378,11 +399,14 @@ _MAX_FILES = 4096  # of a folder
 
 @dataclass(frozen=True, slots=True)
 class OwnFile:
-    """A model of the user's own. path: of its first part; parts: of all that are there."""
+    """A model of the user's own. path: of its first part; parts: of all that are there. stem: how a file of a
+    folder is called, even where that cannot be its name.
+    """
 
     name: str
     path: str
     parts: tuple[str, ...]
+    stem: str = ""
 
 
 def own_files(files: Mapping[str, str], folders: Sequence[str], taken: Collection[str]) -> list[OwnFile]:
@@ -418,4 +442,5 @@ def _in_folder(folder: str) -> Iterator[OwnFile]:
     for model in (*find_models(paths), *find_heads(paths)):
         if not model.missing:
             parts = tuple(os.path.join(folder, path) for path in model.parts)
-            yield OwnFile(os.path.basename(model.stem), parts[0], parts)
+            stem = os.path.basename(model.stem)
+            yield OwnFile(stem, parts[0], parts, stem)

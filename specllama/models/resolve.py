@@ -24,10 +24,13 @@ from specllama.models.manifest import MODELS_DIR, Manifest, ManifestEntry, OwnFi
 from specllama.models.names import BUILT_IN, DEMO, RepoName, check_text, parse_repo, shown
 from specllama.models.progress import Listener
 from specllama.models.quants import PREFERRED, ModelFiles, candidates, choose
+from specllama.wording import counted
 
 if TYPE_CHECKING:  # not needed for models on disk
     from specllama.gguf.header import Header
     from specllama.models.hub.api import Hub, HubFile, Listing
+
+_MOST_NAMED = 8  # paths in a message
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +127,19 @@ class Library:
         taken = {name.lower() for name in (*known.names(), *BUILT_IN)}
         return own_files(known.files, folders, taken)
 
+    def called(self, name: str) -> list[str]:
+        """The paths of files in folders of models that are called so, as where two have one name."""
+        stem = name.lower().removesuffix(".gguf")
+        return [file.path for file in self.own_files if file.stem.lower() == stem][:_MOST_NAMED]
+
+    def gone(self, parsed: ParsedName) -> NotFoundError:
+        """The error about a file of the user's own that is no longer where its name says."""
+        name = parsed.name
+        return NotFoundError(
+            f"{name} is {parsed.file}, and that file is gone",
+            f"move it back, or specllama models rm {name}, then specllama models add {name} FILE",
+        )
+
     def parse(self, name: str, argument: str) -> ParsedName:
         """Parse a name: a file, an alias with or without a quantisation, or a repository.
 
@@ -186,7 +202,7 @@ class Library:
         if parsed.built_in:
             return ResolvedModel(parsed, str(self.built_in(parsed.built_in)))
         if parsed.where is None:
-            return ResolvedModel(parsed, self._path(parsed.file or parsed.name, argument))
+            return ResolvedModel(parsed, self._path(parsed, argument))
         stored = StoredRepo(RepoCache(self.root, parsed.where.repo))
         stored_model = stored.find(parsed.where, parsed.default)
         if stored_model is None:
@@ -282,10 +298,15 @@ class Library:
         """
         return DemoStore(self.environ).require() if name == DEMO else EMBEDDED_TARGET
 
-    def _path(self, name: str, argument: str) -> str:
-        path = os.path.expanduser(name)
+    def _path(self, parsed: ParsedName, argument: str) -> str:
+        name, path = parsed.name, os.path.expanduser(parsed.file or parsed.name)
         if os.path.exists(path):
             return path
+        if parsed.file:
+            raise self.gone(parsed).prefixed(f"{argument}: ")
+        if alike := self.called(name):
+            what = f"{argument}: {name} is the name of {counted(len(alike), 'file')}"
+            raise NotFoundError(what, f"give the path: {' or '.join(alike)}")
         similar = self.manifest.similar(name) if "/" not in name else []
         hint = "give the path of a GGUF file, a repository as user/repo:Q4_K_M, or a name: specllama models"
         if similar:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from specllama.errors import UsageError
-from specllama.json_types import JsonObject
+from specllama.json_types import JsonObject, why_not_json
 
 Path = tuple[str | int, ...]
 """To a subschema: its keyword, and below that its name or position."""
@@ -155,7 +155,7 @@ def parsed(schema: Any) -> JsonObject:
     try:
         schema = json.loads(schema) if isinstance(schema, str) else schema
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"the JSON schema is not JSON: {error}") from None
+        raise UsageError(f"the JSON schema is not JSON: {why_not_json(error)}") from None
     schema = {} if schema is True else schema
     if not isinstance(schema, Mapping):
         raise UsageError("the JSON schema must be an object", 'as {"type": "object", "properties": {…}}')

@@ -17,7 +17,7 @@ from specllama.client.protocol import Infill, InfillChunk
 from specllama.clock import running_time
 from specllama.core.decoder import context_length_error
 from specllama.core.prefix.stored import GAP, Boundary, Kind, distances
-from specllama.errors import NotSupportedError, SpecllamaError, UsageError, option
+from specllama.errors import NotSupportedError, SpecllamaError, UsageError, option, quoted
 from specllama.llama.model import FimTokens, LlamaModel, fim_tokens
 from specllama.text.prompt_parts import PromptPart, encode
 from specllama.text.reasoning import closing_tag
@@ -403,10 +403,16 @@ class Prompts:
         return ids
 
     def _checked(self, ids: Sequence[int]) -> list[int]:
-        last = self._model.n_vocab - 1
-        if not all(isinstance(i, int) and 0 <= i <= last for i in ids):
-            raise UsageError(f"token ids must be from 0 to {last}")
+        _check_ids(ids, self._model, "prompt")
         return list(ids)
+
+
+def _check_ids(ids: Sequence[int], model: LlamaModel, param: str) -> None:
+    """Raises UsageError for ids that the model does not have. param: the field with the ids."""
+    for i in ids:
+        if not isinstance(i, int) or isinstance(i, bool) or not 0 <= i < model.n_vocab:
+            message = f"token ids must be from 0 to {model.n_vocab - 1}, not {quoted(i)}"
+            raise UsageError(message, details={"param": param})
 
 
 # Answers queries about texts: tokens, the chat template.
@@ -471,9 +477,7 @@ def _tokenized(
 
 
 def _detokenized(model: LlamaModel, question: protocol.Detokenize, prompts: Prompts) -> str:
-    known = model.n_vocab
-    if not all(isinstance(i, int) and not isinstance(i, bool) and 0 <= i < known for i in question.ids):
-        raise UsageError(f"token ids must be from 0 to {known - 1}")
+    _check_ids(question.ids, model, "tokens")
     prompts.limit.check_size(sum(len(token_bytes(model, i)) for i in question.ids))
     return detokenize(model, question.ids, special=not question.skip_special)
 

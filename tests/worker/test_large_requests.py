@@ -262,6 +262,8 @@ class TestParts:
         (failed,) = self.sent(one, ["x", [1 << 20]])
         assert isinstance(failed, m.Failed)
         assert failed.error["message"].startswith("token ids must be from 0 to")
+        assert failed.error["message"].endswith(f", not {1 << 20}")
+        assert failed.error["details"] == {"param": "prompt"}
 
     def sent(self, one: Threaded, parts: list[str | list[int]], **more: Any) -> list[m.Message]:
         return one.send(generate(1, parts=parts, params=OF_ONE, **more), size=100)

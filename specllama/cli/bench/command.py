@@ -94,8 +94,6 @@ def bench(given: Mapping[str, Any]) -> int:
                 own.load(settings)
             _measure(client, own, settings, plan, variables, verbose, results)
     if results.samples:
-        if results.are_off:
-            console.warning("something else kept the machine busy, and figures are off; measure again later")
         _show(given, plan, results, settings.exact)
     else:
         results.say_nothing_measured()
@@ -182,9 +180,10 @@ def _show(given: Mapping[str, Any], plan: BenchPlan, results: BenchResults, exac
     off = "" if _drafters(info) else info.off_reason or "the only drafter needs a grammar"
     summary = summarise(results.samples, [c.name for c in _ways(plan, info)])
     record = {"schema": SCHEMA, **_about(plan, results, info, exact), **summary}
-    record |= {"verdict": verdict(summary, off), "samples": [sample_figures(s) for s in results.samples]}
-    helps = draft_answer(summary, "head" if info.head else "draft model", results.are_off)
-    answers = [*([helps] if helps else []), advice(summary, off, results.are_off)]
+    busy, samples = results.are_off, [sample_figures(s) for s in results.samples]
+    record |= {"verdict": verdict(summary, off, busy), "samples": samples}
+    helps = "" if busy else draft_answer(summary, "head" if info.head else "draft model")
+    answers = [*([helps] if helps else []), advice(summary, off, busy)]
     console.report(given, record, lines(record, answers, console.width()))
     write_report(plan.report, report, record)
 

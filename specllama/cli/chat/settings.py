@@ -20,7 +20,7 @@ from specllama.config import build
 from specllama.config.text_file import read_text
 from specllama.core.sampling.params import SamplingParams
 from specllama.errors import UsageError
-from specllama.json_types import JsonObject
+from specllama.json_types import JsonObject, why_not_json
 
 NAMES = tuple(f.name for f in fields(SamplingParams) if f.name not in ("logprobs", "n"))
 _ALIASES = {"temp": "temperature", "n": "max_tokens", "n_predict": "max_tokens"}
@@ -120,7 +120,7 @@ def read_tools(path: str) -> Tools | None:
     try:
         tools = json.loads(read_text(path, "tools"))
     except (ValueError, RecursionError) as error:
-        raise UsageError(f": {path} is no JSON: {str(error)[:100]}", option="tools") from None
+        raise UsageError(f": {path} is no JSON: {why_not_json(error)[:100]}", option="tools") from None
     if isinstance(tools, dict):
         tools = tools.get("tools")
     if not isinstance(tools, list):

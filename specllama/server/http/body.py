@@ -14,7 +14,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from specllama.config.text_file import MAX_BYTES
 from specllama.errors import BusyError, UsageError
-from specllama.json_types import JsonObject, without_lone_surrogates
+from specllama.json_types import JsonObject, why_not_json, without_lone_surrogates
 from specllama.server.http.errors import BodyTooLargeError, BodyTooSlowError, MediaTypeError
 
 # Decodes compressed bodies as they arrive, within a size limit.
@@ -153,7 +153,7 @@ def parse(body: bytes | bytearray, what: str = "the body") -> JsonObject:
     except RecursionError:
         raise _too_deep(what) from None
     except ValueError as error:
-        raise UsageError(f"{what} is not JSON: {error}") from None
+        raise UsageError(f"{what} is not JSON: {why_not_json(error)}") from None
     if not isinstance(data, dict):
         raise UsageError(f"{what} must be a JSON object")
     check_depth(data, what)

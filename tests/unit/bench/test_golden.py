@@ -163,7 +163,7 @@ def in_bench(
 ) -> tuple[dict[str, Any], list[str], str]:
     """The object, the lines at two widths, and the page."""
     s = summarise(samples, ways)
-    words = [draft_answer(s, "draft model"), draft_answer(s, "head", busy=True), advice(s, off)]
+    words = [draft_answer(s, "draft model"), advice(s, off)]
     record = {"schema": SCHEMA, **info, **s, "verdict": verdict(s, off)}
     record["samples"] = [sample_figures(one) for one in samples]
     return record, [line for width in (80, None) for line in lines(record, words, width)], report(record)

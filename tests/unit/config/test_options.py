@@ -37,6 +37,8 @@ def test_long_flags_name_one_option_each() -> None:
     for typed in ("--ctx-size", "ctx_size", "n_ctx"):
         assert options.option_named(typed) == "n_ctx"
     assert options.option_named("modle") == ""
+    assert options.as_flag("words", None) == "the prompt"
+    assert options.as_flag("n_ctx", "512") == "-c 512"
 
 
 def test_every_sampling_parameter_is_an_option() -> None:

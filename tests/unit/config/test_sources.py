@@ -11,6 +11,7 @@ from pathlib import Path
 import platformdirs
 import pytest
 
+from specllama.cli.app import run_app
 from specllama.config import build, toml_file
 from specllama.config.options import STORED
 from specllama.config.sources import project_file, read_environment, read_file, resolve, user_file
@@ -121,6 +122,30 @@ def test_user_file_can_be_overridden(home):
     assert user_file({"SPECLLAMA_CONFIG": str(other)}) == other
     with pytest.raises(ConfigError, match=r"SPECLLAMA_CONFIG names .*none\.toml"):
         user_file({"SPECLLAMA_CONFIG": str(home / "none.toml")})
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(ConfigError, match=r"config\.toml, the place of your settings, is not a file"):
+        user_file({})
+
+
+def test_config_names_the_fault_of_a_value(home, monkeypatch, capsys):
+    monkeypatch.setenv("SPECLLAMA_CONFIG", str(home / "mine.toml"))
+    for text, fault in (
+        ("seed = 'x'", "line 1: seed must be a whole number, not 'x'"),
+        ("\ntemperature = 50000", "line 2: temperature must be a number from 0 to 10000"),
+        ("n_ctx = 99999999999", "line 1: n_ctx must be a whole number from 0 to 2147483647"),
+    ):
+        write(home / "mine.toml", text)
+        assert run_app(["config"]) == 2
+        shown = capsys.readouterr()
+        assert "your settings" in shown.out
+        assert fault in shown.err
+    monkeypatch.delenv("SPECLLAMA_CONFIG")
+    place = home / ".config/specllama/config.toml"
+    place.parent.mkdir(parents=True)
+    os.mkfifo(place)
+    assert run_app(["config"]) == 2
+    assert f"{place}, not a file" in capsys.readouterr().out
 
 
 # A project's file
@@ -320,10 +345,13 @@ def test_a_text_of_items_may_be_an_array(home, value, expected):
         ("mlock = 1", 1, "mlock must be true or false"),
         ("model = true", 1, "model must be a text"),
         ("model = 1979-05-27", 1, "model must be a text"),
-        ("stop = ['x', [1]]", 1, "stop must be a text, not"),
-        ("stop = {a = 1}", 1, "stop must be a text"),
-        ("tensor_split = {a = 1}", 1, "tensor_split must be a text or a list, not"),
-        ('tensor_split = ["a", ["b"]]', 1, "tensor_split must be a text, not"),
+        ("stop = ['x', [1]]", 1, "stop must be a text or a list of texts, not"),
+        ("stop = {a = 1}", 1, "stop must be a text or a list of texts, not"),
+        ("tensor_split = {a = 1}", 1, "tensor_split must be a text or a list of texts, not"),
+        ('tensor_split = ["a", ["b"]]', 1, "tensor_split must be a text or a list of texts, not"),
+        ('devices = [["b"]]', 1, r"devices must be a text or a list of texts, not \['b'\]"),
+        ("model = 'x'\nseed = " + "1" * 5000, 2, "seed must be a whole number from -1 to 1844674407370955161"),
+        ("temperature = " + "1" * 2000, 1, "temperature must be a number from 0 to 10000, not a number of"),
     ],
 )
 def test_errors_name_file_line_and_key(home, text, line, names):

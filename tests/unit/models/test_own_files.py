@@ -9,8 +9,9 @@ import pytest
 
 from specllama.cli.app import run_app
 from specllama.data import EMBEDDED_TARGET
-from specllama.errors import ConfigError
+from specllama.errors import ConfigError, NotFoundError
 from specllama.models.catalogue import scan
+from specllama.models.installed import select
 from specllama.models.resolve import Library
 
 
@@ -81,12 +82,39 @@ def test_a_file_gets_a_name(
         (["add", "no name", odd.name], 2),
         (["add", "other", "nothing.gguf"], 3),
         (["add", "other", str(folder / "a.gguf")], 6),
-        (["rm", "mine"], 3),
+        (["rm", "a"], 3),
+        (["verify", "mine"], 3),
     ):
         assert run_app(["models", *arguments]) == code, arguments
     assert "Traceback" not in capsys.readouterr().err
-    assert odd.exists()
     assert toml.read_text().count("[models.") == 1
+    gone = odd.rename(tmp_path / "moved")
+    for command in ("verify", "show"):
+        assert run_app(["models", command, "mine"]) == 3
+        told = capsys.readouterr().err
+        assert f"mine is {odd}, and that file is gone" in told
+        assert "specllama models rm mine, then specllama models add mine FILE" in told
+    with toml.open("a") as file:
+        file.write("# kept\n[models.'8B']\nrepo = 'a/b'\n")
+    gone.rename(odd)
+    assert run_app(["models", "rm", "Mine"]) == 0
+    assert capsys.readouterr().out == f"removed the name Mine; the file {odd} stays\n"
+    assert odd.exists()
+    assert toml.read_text() == f"folders = ['{folder}']\n\n# kept\n[models.'8B']\nrepo = 'a/b'\n"
+    toml.write_text(f"models = {{ mine = {{ file = '{EMBEDDED_TARGET}' }}, other = {{ repo = 'a/b' }} }}")
+    assert run_app(["models", "rm", "mine"]) == 2
+    assert "line 1: mine has no table of its own" in capsys.readouterr().err
+
+
+def test_a_name_of_two_files_lists_them(folder: Path, tmp_path: Path) -> None:
+    library = Library(environ={"HF_HUB_CACHE": str(tmp_path / "hub")}, models_dir=str(folder))
+    paths = [str(folder / "d/same.gguf"), str(folder / "e/same.gguf")]
+    for name in ("same", "Same.gguf"):
+        with pytest.raises(NotFoundError, match=f"-m: {name} is the name of 2 files") as failed:
+            library.find(name, "-m")
+        assert failed.value.hint == f"give the path: {paths[0]} or {paths[1]}"
+    with pytest.raises(NotFoundError, match=r"same is no download, but of your own: .*/d/same\.gguf, "):
+        select(library, "same")
 
 
 def test_a_project_names_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,6 +132,14 @@ def test_words_and_flags_without_a_command(capsys: pytest.CaptureFixture[str]) -
         (["version"], "it is: specllama --version"),
         (["-p", "hi"], "it is: specllama run -p hi"),
         (["serve", "-m", "a.gguf", "-m", "b.gguf"], "--models-dir FOLDER"),
+        (["run", "-q", "--seed"], "see specllama run --help"),
+        (["models", "--models-dir"], "see specllama models --help"),
+        (["models", "list", "--models-dir"], "see specllama models list --help"),
+        (["run", "--seed", "1" * 5000], "from -1 to 18446744073709551615, not one of 5000 digits\n"),
+        (["run", "--temp", "1" * 5000], "must be a number from 0 to 10000, not one of 5000 digits\n"),
+        (["tune", "-ngl", "1" * 5000], "must be a number of layers from 0, auto or all, not '1111"),
     ):
         assert run_app(arguments) == 2
-        assert hint in capsys.readouterr().err
+        told = capsys.readouterr().err
+        assert hint in told
+        assert len(told) < 400

@@ -9,7 +9,7 @@ from typing import Any
 from specllama import wire
 from specllama.cli.launch.client import AGENT_CONTEXT, Client, ClientSettings, ModelServer, Variables
 from specllama.errors import UsageError
-from specllama.json_types import JsonObject
+from specllama.json_types import JsonObject, why_not_json
 
 _CONFIG, _KEY = "OPENCODE_CONFIG_CONTENT", "SPECLLAMA_API_KEY"
 
@@ -43,7 +43,7 @@ def _given(environ: Variables) -> JsonObject:
         return wire.from_text(dict[str, Any], environ.get(_CONFIG) or "{}")
     except ValueError as error:
         hint = "it was left as it is; correct or move it"
-        raise UsageError(f"{_CONFIG} is not JSON, or no object: {error}", hint) from None
+        raise UsageError(f"{_CONFIG} is not JSON, or no object: {why_not_json(error)}", hint) from None
 
 
 def merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> JsonObject:

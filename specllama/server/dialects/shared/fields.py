@@ -342,12 +342,13 @@ def _rephrased(message: str) -> str:
 
 def _path(location: Sequence[str | int]) -> str:
     """The path of a field, without the type names that pydantic inserts."""
-    name, names = "", _field_names()
+    name, names, before = "", _field_names(), ""
     for part in location:
         if isinstance(part, int):
             name += f"[{part}]"
-        elif part in names:
+        elif part in names or "dict[" in before:  # or a key of an object with any keys
             name += f"{'.' if name else ''}{part[:80]}"
+        before = str(part)
     return name
 
 

@@ -95,8 +95,10 @@ _EMPTY_IS_ABSENT = ("grammar", "logit_bias", "samplers")
 
 
 def _given_stops(value: Any) -> Any:
-    """Removes empty strings, which would end every answer at once; None if none remains."""
-    if isinstance(value, list):
+    """Removes empty strings, which would end every answer at once, where all are valid: errors have the
+    indexes as sent. None if none remains.
+    """
+    if isinstance(value, list) and all(isinstance(t, str) and len(t) <= MAX_STOP_CHARS for t in value):
         value = [text for text in value if text != ""]
     return value if value not in ("", []) else None
 
@@ -267,7 +269,8 @@ class ParameterReader(ParameterFields):
         for name, parameter in PARAMETERS.items():
             field = next((f for f in parameter.api_fields if getattr(self, f) is not None), None)
             if field is not None:
-                params[name], sent[name] = _read(name, getattr(self, field)), f"{self.path}{field}"
+                sent[name] = f"{self.path}{field}"
+                params[name] = _read(name, getattr(self, field), sent[name])
         steps = with_samplers(self.samplers) if self.samplers is not None else {}
         params = {name: value for name, value in (params | more | steps).items() if value is not None}
         if self.warms:
@@ -287,12 +290,14 @@ class ParameterReader(ParameterFields):
 
     def _text_biases(self) -> dict[str, float]:
         """Biases of `logit_bias` keyed by text, as in protocol.Generate. Raises FieldError."""
-        biases = {t: bias for t, bias in _biases(self.logit_bias or {}).items() if _is_text(t)}
+        path = f"{self.path}logit_bias"
+        biases = {t: bias for t, bias in _biases(self.logit_bias or {}, path).items() if _is_text(t)}
         if len(biases) > MAX_TEXT_BIASES or any(len(t) > MAX_BIAS_CHARS for t in biases):
             most = f"at most {MAX_TEXT_BIASES} texts of {MAX_BIAS_CHARS} characters"
-            raise FieldError(f"logit_bias: {most}", "logit_bias")
-        if any(not -MAX_BIAS <= bias <= MAX_BIAS and bias != -math.inf for bias in biases.values()):
-            raise FieldError(f"logit_bias must be within ±{MAX_BIAS:g}", "logit_bias")
+            raise FieldError(f"{path}: {most}", path)
+        for text, bias in biases.items():
+            if not -MAX_BIAS <= bias <= MAX_BIAS and bias != -math.inf:
+                raise FieldError(f"{path}: the bias of {text!r} must be within ±{MAX_BIAS:g}", path)
         return biases
 
 
@@ -467,13 +472,13 @@ _OPTIONS = (
 """Fields that may stand in `options`, as in Ollama's API."""
 
 
-def _read(name: str, value: Any) -> Any:
-    """A field's value in the form of SamplingParams, None for the default."""
+def _read(name: str, value: Any, path: str) -> Any:
+    """A field's value in the form of SamplingParams, None for the default. Raises FieldError."""
     if name == "seed":
         # A negative one is mapped below 2^53: programs whose numbers are all floats send it back.
         return None if value == -1 else value % 2**53 if value < 0 else value
     if name == "logit_bias":
-        return {token: bias for token, bias in _biases(value).items() if not _is_text(token)}
+        return {token: bias for token, bias in _biases(value, path).items() if not _is_text(token)}
     return value
 
 
@@ -482,17 +487,18 @@ def first(*values: Any) -> Any:
     return next((value for value in values if value is not None), None)
 
 
-def _biases(given: dict[str, float] | list[list[Any]]) -> dict[Any, float]:
-    """logit_bias as a mapping. false stands for minus infinity, as in llama-server."""
+def _biases(given: dict[str, float] | list[list[Any]], path: str) -> dict[Any, float]:
+    """logit_bias as a mapping. false stands for minus infinity, as in llama-server. path: its field. Raises
+    FieldError.
+    """
     if not isinstance(given, list):
         return given
     biases = {}
     for i, (token, bias) in enumerate(given):
         number = isinstance(bias, (int, float)) and (not isinstance(bias, bool) or bias is False)
         if isinstance(token, bool) or not isinstance(token, (int, str)) or not number:
-            raise FieldError(
-                f"logit_bias[{i}] must be a token id or text, and a number or false", "logit_bias"
-            )
+            at = f"{path}[{i}]"
+            raise FieldError(f"{at} must be a token id or text, and a number or false", at)
         biases[token] = -math.inf if bias is False else float(bias)
     return biases
 

@@ -126,7 +126,9 @@ class ResponseFormat(Body):
                 raise FieldError(message, f"{path}.type")
             return None
         if not field and self.type == "json_schema":
-            raise FieldError(f"{path}.schema is missing", f"{path}.schema")
+            nested = self.json_schema is not None or path == "response_format"
+            missing = f"{path}.json_schema.schema" if nested else f"{path}.schema"
+            raise FieldError(f"{missing} is missing", missing)
         strict = self.strict or (self.json_schema is not None and self.json_schema.strict)
         return Restriction.of(f"{path}{field}", schema, strict)
 

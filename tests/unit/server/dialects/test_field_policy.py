@@ -189,12 +189,19 @@ def test_vllms_fields_restrict_the_text(api: str, fields, params) -> None:
         ({"skip_special_tokens": "no"}, "skip_special_tokens"),
         ({"keep_alive": "soon"}, "keep_alive"),
         ({"keep_alive": True}, "keep_alive"),
+        ({"stop": ["", "a", 5]}, "stop[2]"),
+        ({"logit_bias": {"5": "x"}}, "logit_bias.5"),
+        ({"logit_bias": [[1, 2], [5, True]]}, "logit_bias[1]"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema.schema"),
+        ({"text": {"format": {"type": "json_schema"}}}, "text.format.schema"),
+        ({"text": {"format": {"type": "json_schema", "json_schema": {}}}}, "text.format.json_schema.schema"),
     ],
 )
 def test_structured_fields_with_wrong_values(api: str, fields, param: str) -> None:
     with pytest.raises(FieldError) as error:
         asked(api, **fields)
     assert error.value.details["param"].removeprefix("options.") == param
+    assert error.value.details["param"] in error.value.message
 
 
 @every

@@ -23,7 +23,7 @@ from specllama.server.app import ERRORS, ROUTES
 from specllama.server.dialects.llama_server.routes import TokenizeRequest
 from specllama.server.dialects.shared.fields import checked
 from specllama.server.http.access import Keys, unexpected
-from specllama.server.http.body import BodyReader
+from specllama.server.http.body import BodyReader, parse
 from specllama.server.http.errors import (
     BodyTooLargeError,
     BodyTooSlowError,
@@ -201,3 +201,9 @@ def test_an_unexpected_error_is_described_without_its_text() -> None:
         text = unexpected(error)
     assert "KeyError in test_http.py, line" in text
     assert "secret" not in text
+
+
+def test_a_number_of_thousands_of_digits() -> None:
+    with pytest.raises(UsageError) as failed:
+        parse(b'{"seed": %s}' % (b"1" * 5000))
+    assert failed.value.message == "the body is not JSON: it has a number of thousands of digits"
