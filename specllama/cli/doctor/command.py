@@ -160,7 +160,7 @@ def exactness_verdict(one: Mapping[str, Any]) -> str:
 def pays_verdict(pays_from: float | None) -> str:
     """Whether drafts pay. pays_from: the acceptance from which copied drafts do."""
     if pays_from is None:
-        return "not measured yet"
+        return "too few decodes timed to tell"
     if pays_from >= 1:
         return "does not pay here, and none is tried for long"
     return f"copies pay from an acceptance of {max(1.0, 100 * pays_from):.0f} %, drafts of a model from more"

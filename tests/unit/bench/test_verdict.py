@@ -114,9 +114,7 @@ def test_one_line_says_whether_the_draft_helps() -> None:
     assert re.fullmatch(r"Your draft model: \+2\d % over copying alone \(\+2\d % to \+\d\d %\)\.", told)
     told = verdict(helps, busy=True)
     assert re.fullmatch(r"No verdict: something else kept the machine busy\. With auto, .+ meanwhile\.", told)
-    assert advice(helps, busy=True) == (
-        "Advice: measure again on an idle machine before changing anything."
-    )
+    assert advice(helps, busy=True) == ("Advice: measure again on an idle machine before changing anything.")
     chance = summary((20.0,) * 3, (15.0, 20.5, 25.0))
     told = draft_answer(chance, "head")
     assert re.fullmatch(r"Your head: \+\d % .+\(-\d+ % to \+\d+ %\), which may be chance\.", told)
