@@ -146,7 +146,7 @@ def test_the_verdicts_on_texts_and_drafts() -> None:
     assert exact(0.0, 4).startswith("exact: ")
     assert exact(0.1, 17, 32).startswith("exact: ")
     assert exact(0.1, 4, 8).startswith("not exact: ")
-    assert pays_verdict(None) == "not measured yet"
+    assert pays_verdict(None) == "too few decodes timed to tell"
     assert pays_verdict(1.0).startswith("does not pay")
     assert "from an acceptance of 61 %" in pays_verdict(0.61)
 
