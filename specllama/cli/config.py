@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from specllama.cli import console
-from specllama.config import build, sources
+from specllama.cli.serve import server_settings
+from specllama.config import sources
 from specllama.config.places import working_directory
 from specllama.models import manifest
 
@@ -42,8 +43,8 @@ def config(given: Mapping[str, Any]) -> int:
     )
     console.report(given, {**report, "schema": "specllama.config/1", "environment": variables}, lines)
     values = sources.resolve({})
-    build.load_settings(values)
-    build.sampling(values)
+    with_a_key = values.overlaid({"api_key": ["given elsewhere"]})  # an open host needs one
+    server_settings(with_a_key, prepare=lambda load, _: load)
     manifest.load(environ)
     return 0
 

@@ -16,6 +16,7 @@ from specllama.cli.progress import Progress, library, prepared
 from specllama.client.model_info import LoadInfo
 from specllama.clock import exited, wait_until
 from specllama.config import build, defaults
+from specllama.config.load import LoadSettings
 from specllama.config.options import OF_ONE_MODEL
 from specllama.config.text_file import read_text
 from specllama.errors import UsageError
@@ -84,7 +85,7 @@ _SETTINGS = {
 def serve(given: Mapping[str, Any]) -> int:
     """Serve until a signal; returns the exit code. Raises SpecllamaError."""
     values = resolved(given)
-    settings = _settings(values)
+    settings = server_settings(values)
     if given.get("api_key"):
         console.note(KEY_NOTE)
     for name in ("admin_key", "metrics_key"):
@@ -131,15 +132,26 @@ def serve(given: Mapping[str, Any]) -> int:
     return 128 + number
 
 
-def _settings(v: Mapping[str, Any]) -> ServerSettings:
-    """The settings that a command line asks for. Raises UsageError, NotFoundError."""
+def server_settings(
+    v: Mapping[str, Any], prepare: Callable[[LoadSettings, Mapping[str, Any]], LoadSettings] = prepared
+) -> ServerSettings:
+    """The settings that a command line asks for. prepare: finds the models. Raises UsageError,
+    NotFoundError.
+    """
+    with build.placed(v):
+        return _server_settings(v, prepare)
+
+
+def _server_settings(
+    v: Mapping[str, Any], prepare: Callable[[LoadSettings, Mapping[str, Any]], LoadSettings]
+) -> ServerSettings:
     given = {field: v[name] for field, name in _SETTINGS.items() if v.get(name) is not None}
     if given.get("idle_seconds") == -1:
         given["idle_seconds"] = 0.0
     load = build.load_settings(v, v.get("n_slots", defaults.SERVED_SLOTS), defaults.KEPT_SECONDS)
     admin = separated_keys(v.get("admin_key", []))
     return ServerSettings(
-        load=prepared(load, v),
+        load=prepare(load, v),
         others=None if any(_is_of_one_model(name, value) for name, value in v.items()) else load,
         names=_names(v.get("alias", [])),
         called=tuple(filter(None, [load.target.path])),

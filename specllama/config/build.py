@@ -34,7 +34,7 @@ def load_settings(v: Mapping[str, Any], n_slots: int = 1, kept_seconds: float | 
 
     Raises UsageError, NotFoundError.
     """
-    with _placed(v):
+    with placed(v):
         load = _fields(LOAD_SETTINGS, v)
         load |= {"n_slots": n_slots, "cache_disk": 0}
         if kept_seconds is not None:
@@ -67,7 +67,7 @@ def sampling(v: Mapping[str, Any]) -> JsonObject:
     """The fields of SamplingParams that are set; the others are the model's or the defaults. v: option values
     by name, as on a command line. Raises UsageError, NotFoundError.
     """
-    with _placed(v):
+    with placed(v):
         params = {name: v[name] for name in PARAMETERS if name in v}
         if "seed" in params and not _is_seed(params["seed"]):
             del params["seed"]
@@ -91,7 +91,7 @@ def _is_seed(value: int) -> bool:
 
 
 @contextlib.contextmanager
-def _placed(v: Mapping[str, Any]) -> Iterator[None]:
+def placed(v: Mapping[str, Any]) -> Iterator[None]:
     """Make the error for a value from a file or the environment name its origin."""
     try:
         yield

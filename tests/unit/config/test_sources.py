@@ -133,6 +133,7 @@ def test_config_names_the_fault_of_a_value(home, monkeypatch, capsys):
     for text, fault in (
         ("seed = 'x'", "line 1: seed must be a whole number, not 'x'"),
         ("\ntemperature = 50000", "line 2: temperature must be a number from 0 to 10000"),
+        ("port = 99999", "line 1: port must be from 0 to 65535, not 99999"),
         ("n_ctx = 99999999999", "line 1: n_ctx must be a whole number from 0 to 2147483647"),
     ):
         write(home / "mine.toml", text)
@@ -140,6 +141,9 @@ def test_config_names_the_fault_of_a_value(home, monkeypatch, capsys):
         shown = capsys.readouterr()
         assert "your settings" in shown.out
         assert fault in shown.err
+    write(home / "mine.toml", "host = '0.0.0.0'")
+    assert run_app(["config"]) == 0
+    capsys.readouterr()
     monkeypatch.delenv("SPECLLAMA_CONFIG")
     place = home / ".config/specllama/config.toml"
     place.parent.mkdir(parents=True)
