@@ -137,7 +137,7 @@ PYTHON: list[tuple[dict[str, Any], str]] = [
     ({"draft_min": True}, "draft_min must be a whole number, not True"),
     ({"draft_min": None}, "draft_min must be a whole number, not None"),
     *(
-        ({"draft_p_min": p}, f"draft_p_min must be a number from 0 to 1, not {p}")
+        ({"draft_p_min": p}, f"draft_p_min must be a number from 0 to 1, not {str(p)[:70]}")
         for p in (-0.1, 1.5, float("nan"), float("inf"), 10**400)
     ),
     ({"draft_p_min": "0.5"}, "draft_p_min must be a number, not '0.5'"),

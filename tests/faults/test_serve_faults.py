@@ -164,7 +164,7 @@ class TestSettings:
             ("queue = 3\n\nno_such = 3\n", ("line 3", "no_such")),
             ("port = 'many'\n", ("line 1", "port", "a whole number")),
             ("queue = = 1\n", ("line 1", "TOML")),
-            ("client_timeout = 0\n", ("--client-timeout",)),
+            ("client_timeout = 0\n", ("line 1: client_timeout must be seconds above 0",)),
         ],
     )
     def test_errors_in_a_file_name_the_line(
