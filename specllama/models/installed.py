@@ -101,13 +101,13 @@ def select(library: Library, name: str) -> list[InstalledModel]:
             return matches
         if parsed.file and not os.path.exists(parsed.file):
             raise library.gone(parsed)
-        hint = "only downloads have a hash to verify, and are removed; a file of your own stays where it is"
+        hint = "downloads alone have a hash to verify; models rm removes an own name, and leaves the file"
         if parsed.file:
             raise NotFoundError(f"{name} is {parsed.file}, a file of your own and no download", hint)
         if alike := library.called(name):
             raise NotFoundError(f"{name} is no download, but of your own: {', '.join(alike)}", hint)
-        hint = "use a name that specllama models lists; files outside the cache are not removed"
-        raise NotFoundError(f"there is no downloaded model {name}", hint)
+        hint = "use a name that specllama models lists"
+        raise NotFoundError(f"there is no downloaded model {name}, and no name of your own", hint)
     where, stored = parsed.where, StoredRepo(RepoCache(library.root, parsed.where.repo))
     there = list(installed_models(library, where.repo))
     if not where.tag:
