@@ -18,7 +18,6 @@ _CODE = (
     "runpy.run_module({module!r}, None, '__main__', True)"
 )
 _early: subprocess.Popen[bytes] | None = None  # an engine process that nobody uses yet
-_early_of = 0  # the process that started it
 
 
 def module_command(module: str, *arguments: str) -> list[str]:
@@ -31,18 +30,18 @@ def module_command(module: str, *arguments: str) -> list[str]:
 
 def start_engine_early() -> None:
     """Start the engine process that the next `engine_process` returns. Errors are left to that one."""
-    global _early, _early_of
+    global _early
     with contextlib.suppress(OSError):
-        _early, _early_of = _start_engine({}), os.getpid()
+        _early = _start_engine({})
 
 
 def engine_process(environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
     """A new engine process, or the one that was started early. environ: variables to set. Raises OSError."""
     global _early
     early, _early = _early, None
-    if early is not None and _early_of == os.getpid():
-        if not environ:
-            return early
+    if early is not None and not environ:
+        return early
+    if early is not None:
         _close(early)
     return _start_engine(environ)
 
@@ -51,7 +50,7 @@ def close_early_engine() -> None:
     """Let an engine process end that was started early and is not used, without waiting for it."""
     global _early
     early, _early = _early, None
-    if early is not None and _early_of == os.getpid():
+    if early is not None:
         _close(early)
 
 

@@ -1,6 +1,6 @@
 """Around the rendering of a chat template: its variables, control tokens in messages, parts of the prompt.
 
-The text of messages is told from that of the template by marks, private-use characters: while the template
+Marks, private-use characters, distinguish the text of messages from that of the template: while the template
 runs, one replaces each text of a message that must not be parsed as a control token. Fronts import it; it
 knows nothing about Jinja.
 """

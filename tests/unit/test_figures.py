@@ -1,6 +1,6 @@
 """The statistics of an answer in the words of every front, from fixed counters and byte by byte.
 
-With SPECLLAMA_GOLDEN=write in the environment tests/golden/figures.json is written anew.
+With SPECLLAMA_GOLDEN=write in the environment tests/golden/figures.json is written again.
 """
 
 from __future__ import annotations

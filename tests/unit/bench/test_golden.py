@@ -1,6 +1,6 @@
 """The output of `bench` from fixed answers, byte by byte: the tables, the object of --json and the page.
 
-With SPECLLAMA_GOLDEN=write in the environment the files of tests/golden/bench are written anew.
+With SPECLLAMA_GOLDEN=write in the environment the files of tests/golden/bench are written again.
 """
 
 from __future__ import annotations

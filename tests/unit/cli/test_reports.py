@@ -1,6 +1,6 @@
-"""What commands print, as text and as JSON, byte for byte: from fixed inputs, and without a process.
+"""The output of commands, as text and as JSON, byte for byte: from fixed inputs, and without a process.
 
-Each report is compared with its file in tests/golden/reports; WRITE_REPORTS=1 writes these files anew.
+Each report is compared with its file in tests/golden/reports; SPECLLAMA_GOLDEN=write writes them again.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ BUILD = BuildInfo(
 def same(name: str, text: str) -> None:
     """The report is that of its file."""
     file = FOLDER / name
-    if os.environ.get("WRITE_REPORTS"):
+    if os.environ.get("SPECLLAMA_GOLDEN") == "write":
         file.write_text(text, "utf-8")
     assert text == file.read_text("utf-8")
 

@@ -36,8 +36,7 @@ from specllama.server.supervisor import Say, Supervisor
 _MAX_NOTED = 1024  # fields whose names are kept
 
 
-# Items of the latest answers, for clients that send references to them, as the AI SDK does unless it is told
-# that nothing is stored.
+# Items of the latest answers, for clients that send references to them, as the AI SDK does by default.
 
 
 KEPT_BYTES = 16 * 1024 * 1024  # of JSON, of all answers
