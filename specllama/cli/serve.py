@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 import threading
@@ -19,7 +20,7 @@ from specllama.config import build, defaults
 from specllama.config.load import LoadSettings
 from specllama.config.options import OF_ONE_MODEL
 from specllama.config.text_file import read_text
-from specllama.errors import UsageError
+from specllama.errors import ResourceError, UsageError
 from specllama.server.settings import ServerSettings
 from specllama.text.prompt_parts import reasoning_variables
 from specllama.text.terminal import printable
@@ -67,6 +68,7 @@ Examples:
   specllama serve --model main.gguf --speculative-model draft.gguf --num-speculative-tokens 8
   specllama serve -m main.gguf --host 0.0.0.0 --port 8087 --api-key-file keys.txt
   specllama serve --open
+  specllama serve -m main.gguf --host unix:/run/user/1000/specllama.sock
   curl http://127.0.0.1:8080/v1/chat/completions -d '{"messages": [{"role": "user", "content": "Hello"}]}'
 """
 
@@ -75,6 +77,7 @@ Examples:
 _SETTINGS = {
     **{name: name for name in ("host", "port", "share_cache", "spm_infill", "queue", "log_prompts")},
     **{name: name for name in ("strict_model", "root_path", "slot_save_path", "verbose", "models_max")},
+    "open_metrics": "open_metrics",
     "seconds": "timeout",
     "drain_seconds": "drain",
     "client_seconds": "client_timeout",
@@ -83,8 +86,15 @@ _SETTINGS = {
 
 
 def serve(given: Mapping[str, Any]) -> int:
-    """Serve until a signal; returns the exit code. Raises SpecllamaError."""
-    values = resolved(given)
+    """Serve until a signal or POST /drain; returns the exit code. Raises SpecllamaError."""
+    from specllama.server.listening import host_of, inherited_socket
+
+    values, inherited = resolved(given), inherited_socket()
+    if inherited is not None:
+        values["host"] = host_of(inherited)
+    is_path = str(values.get("host", "")).startswith(defaults.UNIX)
+    if is_path and values.get("open"):
+        raise UsageError("a browser opens no unix socket", "leave --open or --host out", option="open")
     settings = server_settings(values)
     if given.get("api_key"):
         console.note(KEY_NOTE)
@@ -110,13 +120,16 @@ def serve(given: Mapping[str, Any]) -> int:
         show(info)
         name, n_slots, n_ctx = printable(settings.name), settings.load.n_slots, info.n_ctx
         others = "" if settings.others is None else "; other models on this disk are loaded on demand"
+        at = url if is_path else f"{url}/v1"
         console.note(
-            f"serving {name} at {url}/v1, {counted(n_slots, 'slot')}, a context of {n_ctx} tokens "
-            f"for all{others}"
+            f"serving {name} at {at}, {counted(n_slots, 'slot')}, a context of {n_ctx} tokens for all{others}"
         )
-        console.note(f"the page for a browser is {url}/")
+        if not is_path:
+            console.note(f"the page for a browser is {url}/")
         if values.get("open"):
             open_page(f"{url}/", console.note)
+        with contextlib.suppress(console.ReaderGoneError, ResourceError):  # it serves without a reader, too
+            console.data(f"ready {url}\n")
 
     number = run(
         settings,
@@ -126,10 +139,11 @@ def serve(given: Mapping[str, Any]) -> int:
         progress.loading,
         None if settings.others is None else library(models_dir=values.get("models_dir", "")),
         lambda name, info: show(info, f"{printable(name)} is in memory, "),
+        inherited,
     )
     if log is not None:
         log.close()
-    return 128 + number
+    return 128 + number if number else 0
 
 
 def server_settings(

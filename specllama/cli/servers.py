@@ -110,7 +110,8 @@ def _names(server: RunningServer) -> list[str]:
     """The names of a server."""
     at = urlsplit(server.url)
     models = [name for model in server.models for name in (model.name, model.path)]
-    return [server.url, at.netloc, str(at.port), str(server.pid), *models]
+    address = [at.netloc, str(at.port)] if at.netloc else [at.path]
+    return [server.url, *address, str(server.pid), *models]
 
 
 def _signal(server: RunningServer, number: int) -> None:

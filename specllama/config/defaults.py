@@ -22,6 +22,7 @@ CACHE_TYPE = "f16"
 
 SERVED_SLOTS = 4  # of a server and of an LLM in Python; a command that generates one text has one slot
 HOST, PORT = "127.0.0.1", 8080
+UNIX = "unix:"  # of an address that is the path of a socket
 QUEUE = 64
 MODELS_MAX = 4  # in a server's memory at once
 CACHE_DISK_BYTES, CACHE_DISK_SHARE = 8_000_000_000, 0.1  # at most, and of the free disk
@@ -42,7 +43,7 @@ def source_label(source: str) -> str:
 
 def is_loopback(host: str) -> bool:
     """Whether the address is reachable from this machine only."""
-    if host.lower() == "localhost":
+    if host.lower() == "localhost" or host.startswith(UNIX):
         return True
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback

@@ -1,13 +1,13 @@
 """Runs a server: socket, event loop, signals.
 
-SIGTERM, SIGHUP or the first Ctrl-C lets running requests finish; a second Ctrl-C ends them at once.
+SIGTERM, SIGHUP, the first Ctrl-C or POST /drain lets running requests finish while new ones are refused; a
+second signal ends them at once.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import gc
 import logging
 import signal
@@ -22,18 +22,19 @@ import uvicorn
 
 from specllama.client.client import run
 from specllama.client.model_info import LoadInfo
-from specllama.errors import EngineDiedError, ResourceError, SpecllamaError, UsageError, option
+from specllama.errors import EngineDiedError
 from specllama.models.resolve import Library
 from specllama.server.app import ERRORS, build
 from specllama.server.http.access import unexpected
 from specllama.server.http.connection import limited
+from specllama.server.listening import listening, notify
 from specllama.server.models import ModelPool
 from specllama.server.running import recorded
+from specllama.server.service import SHUTTING_DOWN
 from specllama.server.settings import ServerSettings
 from specllama.server.supervisor import Say, Supervisor
 
 _MARGIN_SECONDS = 2.0  # for clients to receive their errors after a drain that took too long
-_BACKLOG = 1024
 _KEEP_ALIVE_SECONDS = 75  # longer than clients keep idle connections: httpx 5 s, others a minute
 _SWITCH_SECONDS = 0.001  # longest wait of the event loop for another thread; the default is 0.005
 
@@ -46,62 +47,23 @@ def serve(
     progress: Callable[[str, float], None] | None = None,
     library: Library | None = None,
     loaded: Callable[[str, LoadInfo], None] = lambda _name, _info: None,
+    inherited: socket.socket | None = None,
 ) -> int:
-    """Serve until a signal arrives; returns its number.
+    """Serve until a signal arrives; returns its number, 0 after POST /drain.
 
     say: gets lines for the operator. ready: called once, with the description of the loaded models and the
     URL. log: gets llama.cpp's log. progress: gets "target" or "draft" and the share loaded. library: finds
     other models, if the settings allow them. loaded: called with the name and description of each model that
-    is loaded later. Raises UsageError and ResourceError for the address, and errors of the load.
+    is loaded later. inherited: a listening socket, used instead of the address. Raises errors of `listening`
+    and of the load.
     """
     sys.setswitchinterval(_SWITCH_SECONDS)
     logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL + 1)  # `say` gets what matters
-    listener = listen(settings.host, settings.port, settings.client_seconds)
-    with listener:
+    keyed, seconds = bool(settings.keys), settings.client_seconds
+    with listening(settings.host, settings.port, seconds, keyed, inherited) as (listener, url):
         make = partial(Supervisor, settings.load, say, log, progress)
         models = ModelPool(settings, say, make, library, loaded)
-        return run(_serve(models, listener, say, ready))
-
-
-def listen(host: str, port: int, seconds: float) -> socket.socket:
-    """Open a listening socket. The system closes connections on which sent bytes stay unread for `seconds`.
-
-    Raises UsageError for an address that this machine does not have, ResourceError for one in use.
-    """
-    try:
-        infos = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except (OSError, UnicodeError):
-        raise _no_address(host) from None
-    family, kind, protocol, _, address = infos[0]
-    listener = socket.socket(family, kind, protocol)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if hasattr(socket, "TCP_USER_TIMEOUT"):
-            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * seconds) + 1)
-        listener.bind(address)
-        listener.listen(_BACKLOG)
-    except OSError as error:
-        listener.close()
-        raise _no_socket(error, host, port) from None
-    listener.setblocking(False)
-    return listener
-
-
-def _no_address(host: str) -> UsageError:
-    return UsageError(
-        f"{host} is no address of this machine", "such as 127.0.0.1, ::1 or 0.0.0.0", option="host"
-    )
-
-
-def _no_socket(error: OSError, host: str, port: int) -> SpecllamaError:
-    where = f"{host}:{port}"
-    if error.errno == errno.EADDRINUSE:
-        return ResourceError(f"{where} is in use", f"choose another {option('port')}, or 0 for any")
-    if error.errno == errno.EACCES:
-        return ResourceError(f"{where} is not for this user", f"choose {option('port')} from 1024 on")
-    if error.errno == errno.EADDRNOTAVAIL:
-        return _no_address(host)
-    return ResourceError(f"{where} cannot be served: {error.strerror or error}")
+        return run(_serve(models, listener, url, say, ready))
 
 
 class _Server(uvicorn.Server):
@@ -113,51 +75,63 @@ class _Server(uvicorn.Server):
 
 
 class _Stop:
-    """Stops the server on signals. number: of the first signal, None before it."""
+    """Ends the server when it drains and no request is left, or the time for that is over. number: of the
+    first signal, None before it.
+    """
 
     def __init__(self, server: uvicorn.Server, models: ModelPool, say: Say) -> None:
         self._server, self._models, self._say = server, models, say
-        self._drain: asyncio.TimerHandle | None = None
+        self._timers: list[asyncio.TimerHandle] = []
+        self._n_signals = 0
         self.number: int | None = None
+        models.admission.on_drain = self._drain
 
     def __call__(self, number: int) -> None:
         """Handle a signal, in the event loop."""
-        if self.number is None:
-            self.number = number
-            self._begin()
-        elif number == signal.SIGINT:
-            self._server.force_exit = True
+        self.number = self.number or number
+        self._n_signals += number != getattr(signal, "SIGHUP", None)  # which may come with SIGTERM
+        self._models.admission.drain()
+        if self._n_signals > 1:
             self._end()
+            self._server.force_exit = True
 
-    def _begin(self) -> None:
-        self._server.should_exit = self._models.admission.draining = True
-        seconds = self._models.settings.drain_seconds
-        if n := len(self._models.admission.requests):
-            have, them = ("has", "it") if n == 1 else ("have", "them")
-            again = "Ctrl-C again ends" if self.number == signal.SIGINT else "SIGINT ends"
-            self._say(f"no new requests; {n} {have} {seconds:g} s to end, {again} {them} at once")
-        self._drain = asyncio.get_running_loop().call_later(seconds, self._end)
+    def _drain(self) -> None:
+        """Called at the beginning, and when a request has ended."""
+        n = len(self._models.admission.requests)
+        if not self._timers:
+            notify("STOPPING=1")
+            seconds = self._models.settings.drain_seconds
+            if n:
+                have, them = ("has", "it") if n == 1 else ("have", "them")
+                again = "Ctrl-C again ends" if self.number == signal.SIGINT else "a second signal ends"
+                self._say(f"no new requests; {n} {have} {seconds:g} s to end, {again} {them} at once")
+            self._after(seconds, self._end)
+        if not n:
+            self._server.should_exit = True
 
     def _end(self) -> None:
-        self._models.end_all(EngineDiedError("the server is shutting down"))
+        self._models.end_all(EngineDiedError(SHUTTING_DOWN))
+        self._server.should_exit = True
+        self._after(_MARGIN_SECONDS, partial(setattr, self._server, "force_exit", True))
+
+    def _after(self, seconds: float, call: Callable[[], None]) -> None:
+        self._timers.append(asyncio.get_running_loop().call_later(seconds, call))
 
     def close(self) -> None:
-        """Cancel the time limit: all requests have ended."""
-        if self._drain is not None:
-            self._drain.cancel()
+        """Cancel the time limits: all requests have ended."""
+        for timer in self._timers:
+            timer.cancel()
 
 
 async def _serve(
     models: ModelPool,
     listener: socket.socket,
+    url: str,
     say: Say,
     ready: Callable[[LoadInfo, str], None],
 ) -> int:
-    settings = models.settings
     server = _Server(_config(models, say))
     stop = _Stop(server, models, say)
-    host = f"[{settings.host.strip('[]')}]" if ":" in settings.host else settings.host
-    url = f"http://{host}:{listener.getsockname()[1]}"
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(lambda _, context: say(_complaint(context)))
     with _signals(loop, stop), recorded(models, url):
@@ -173,7 +147,7 @@ async def _serve(
             await asyncio.wait((announcing, running))
     if not running.cancelled() and (problem := running.exception()) is not None:
         raise problem
-    return stop.number or signal.SIGTERM
+    return stop.number or 0
 
 
 def _complaint(context: Mapping[str, Any]) -> str:
@@ -204,6 +178,7 @@ async def _say_ready(models: ModelPool, ready: Callable[[LoadInfo, str], None], 
     gc.collect()
     gc.freeze()  # objects made at start stay: later collections can skip them
     ready(models.default.supervisor.info, url)
+    notify(f"READY=1\nSTATUS=serving {models.default.name}")
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
@@ -30,6 +30,7 @@ from specllama.wording import counted
 # Limits of how many completions may run or wait in the engines, in all and per owner.
 
 
+SHUTTING_DOWN = "the server is shutting down"
 MAX_HELD = 64 * 1024 * 1024  # bytes of all requests that wait for their models
 RESERVED = 4  # the last 1/4 of the queue is kept for owners that have nothing waiting
 
@@ -76,12 +77,15 @@ class QueueLimit:
 
 
 class Admission:
-    """The open requests of a server, for all its models. draining: refuses new requests."""
+    """The open requests of a server, for all its models. draining: refuses new requests. on_drain: called by
+    `drain`, and while draining whenever a request has ended.
+    """
 
     def __init__(self, limit: QueueLimit) -> None:
         self.limit = limit
         self.requests: set[RequestStream] = set()
         self.draining = False
+        self.on_drain: Callable[[], None] = lambda: None
         self._mean_seconds = 1.0  # of a request, moving average
 
     @property
@@ -100,7 +104,7 @@ class Admission:
         are too many or too large. n_bytes: size of a request that must wait for its model, 0 for others.
         """
         if self.draining:
-            raise ResourceError("the server is shutting down", "ask again when it is back")
+            raise ResourceError(SHUTTING_DOWN, "ask again when it is back")
         n_open = Counter[str]()
         for request in self.requests:
             n_open[request.owner] += request.n_open
@@ -115,6 +119,13 @@ class Admission:
         """Record the end of a request."""
         self.requests.discard(request)
         self._mean_seconds += 0.2 * (request.seconds - self._mean_seconds)
+        if self.draining:
+            self.on_drain()
+
+    def drain(self) -> None:
+        """Refuse new requests from now on."""
+        self.draining = True
+        self.on_drain()
 
     def end_all(self, error: SpecllamaError) -> None:
         """End all requests with this error."""

@@ -19,17 +19,18 @@ ANY_NAME = "*"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings:
     """names: of the model; the first is shown, "*" accepts any. called: more accepted names, not shown.
-    strict_model: refuse other names on a server of a single model. keys: API keys, of which clients must send
-    one; () requires none. admin_keys: keys that may unload models; () for the first key. metrics_key: a key
-    for the metrics of all keys, "" for none. share_cache: reuse cached prefixes across keys. spm_infill:
-    `protocol.Infill.suffix_first` of all requests. queue: texts that may wait for a slot. seconds: time limit
-    of a request, 0 for none. drain_seconds: time for running requests to finish after SIGTERM.
-    client_seconds: time for a client to send its request, and to read sent bytes. hosts, origins: accepted
-    names of this server and origins of web pages, in addition to those of the address itself. sampling,
-    variables, verbose: defaults of requests. others: load settings of other models, with names instead of
-    paths; None for a server of a single model. models_max: models in memory at once, 0 for as many as fit.
-    idle_seconds: idle time after which a model is unloaded, 0 for never. slot_save_path: directory of slots
-    saved by clients, "" for none. Raises UsageError.
+    strict_model: refuse other names on a server of a single model. keys: API keys, of which clients must
+    send one; () requires none. admin_keys: keys that may unload models; () for the first key.
+    metrics_key: a key for the metrics of all keys, "" for none. open_metrics: these metrics need no key.
+    share_cache: reuse cached prefixes across keys. spm_infill: `protocol.Infill.suffix_first` of all
+    requests. queue: texts that may wait for a slot. seconds: time limit of a request, 0 for none.
+    drain_seconds: time for running requests to finish after SIGTERM. client_seconds: time for a client to
+    send its request, and to read sent bytes. hosts, origins: accepted names of this server and origins of
+    web pages, in addition to those of the address itself. sampling, variables, verbose: defaults of
+    requests. others: load settings of other models, with names instead of paths; None for a server of a
+    single model. models_max: models in memory at once, 0 for as many as fit. idle_seconds: idle time
+    after which a model is unloaded, 0 for never. slot_save_path: directory of slots saved by clients, ""
+    for none. Raises UsageError.
     """
 
     load: LoadSettings
@@ -44,6 +45,7 @@ class ServerSettings:
     keys: tuple[str, ...] = field(default=(), repr=False)
     admin_keys: tuple[str, ...] = field(default=(), repr=False)
     metrics_key: str = field(default="", repr=False)
+    open_metrics: bool = False
     share_cache: bool = False
     spm_infill: bool = False
     queue: int = defaults.QUEUE
@@ -72,8 +74,8 @@ class ServerSettings:
                 raise UsageError(f"must be seconds from 0, not {seconds:g}", option=name)
         if not 0 < self.client_seconds <= 1e6:
             raise UsageError(f"must be seconds above 0, not {self.client_seconds:g}", option="client_timeout")
-        if not self.host.strip() or "\0" in self.host:
-            raise UsageError("needs an address or the name of one", option="host")
+        if self.host.strip() in ("", defaults.UNIX) or "\0" in self.host:
+            raise UsageError("needs an address, the name of one, or unix:PATH", option="host")
         if self.slot_save_path and not expanded(self.slot_save_path).is_dir():
             raise UsageError(f": not a directory: {self.slot_save_path}", option="slot_save_path")
         Origins(self.origins)

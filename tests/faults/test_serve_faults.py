@@ -190,3 +190,65 @@ class TestSettings:
     ) -> None:
         done = Command(tmp_path)("serve", env={variable: value})
         assert (done.code, needle in done.err, "Traceback" in done.err) == (2, True, False), done.err
+
+
+class TestSockets:
+    """A path instead of a port, and a socket that systemd has opened."""
+
+    def test_a_unix_socket(self, tmp_path) -> None:
+        """It needs no key, answers under any name, and says on stdout when it is ready."""
+        process = Command(tmp_path).start(
+            "serve", "--host", "unix:s", "-np", "1", "--no-calibrate", "--root-path", "/llm"
+        )
+        assert process.stdout is not None
+        assert process.stdout.readline() == f"ready unix:{tmp_path}/s\n".encode()
+        with socket.socket(socket.AF_UNIX) as link:
+            link.connect(str(tmp_path / "s"))
+            link.sendall(b"GET /llm/health/ready HTTP/1.0\r\nHost: llm.example.org\r\n\r\n")
+            assert link.makefile("rb").read().endswith(b'\r\n\r\n{"status":"ok"}')
+        second = Command(tmp_path)("serve", "--host", f"unix:{tmp_path}/s")
+        assert (second.code, "it is in use" in second.err) == (8, True), second.err
+        listed = Command(tmp_path)("stop", f"{tmp_path}/s")
+        assert (listed.code, listed.out) == (0, f"stopped unix:{tmp_path}/s\n".encode()), listed.err
+        assert process.wait(SOON) == 143
+        assert not (tmp_path / "s").exists()
+        process.communicate()
+
+    def test_a_socket_and_messages_of_systemd(self, tmp_path) -> None:
+        command = Command(tmp_path)
+        with (
+            socket.create_server(("127.0.0.1", 0)) as passed,
+            socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager,
+        ):
+            manager.bind(str(tmp_path / "notify"))
+            manager.settimeout(60)
+            port, n = passed.getsockname()[1], passed.fileno()
+            line = f"exec 3<&{n} {n}<&-; LISTEN_PID=$$ LISTEN_FDS=1 exec {shlex.join(MAIN)} serve -np 1"
+            process = subprocess.Popen(
+                ["bash", "-c", f"{line} --no-calibrate"],
+                env=command.env | {"NOTIFY_SOCKET": str(tmp_path / "notify")},
+                cwd=tmp_path,
+                pass_fds=[n],
+                stderr=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+            )
+            try:
+                passed.close()
+                assert manager.recv(200) == b"READY=1\nSTATUS=serving pydoc-target"
+                assert Api("127.0.0.1", port).complete(max_tokens=2).status == 200
+                process.terminate()
+                assert manager.recv(200) == b"STOPPING=1"
+                out, _ = process.communicate(timeout=SOON)
+                assert (out, process.returncode) == (f"ready http://127.0.0.1:{port}\n".encode(), 143)
+            finally:
+                process.kill()
+                process.wait()
+
+    @pytest.mark.parametrize(
+        ("path", "code", "needle"),
+        [("unix:missing/s", 3, "not exist"), ("unix:file", 8, "something else"), ("unix:", 2, "unix:PATH")],
+    )
+    def test_wrong_paths(self, tmp_path, path: str, code: int, needle: str) -> None:
+        (tmp_path / "file").touch()
+        done = Command(tmp_path)("serve", "--host", path)
+        assert (done.code, needle in done.err, "Traceback" in done.err) == (code, True, False), done.err

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 import psutil
 import pytest
 
-from tests.support.serving import SOON, Server, first_event, rest
+from tests.support.serving import QUESTION, SOON, Server, first_event, rest
 
 pytestmark = [
     pytest.mark.skipif(sys.platform == "win32", reason="signals"),
@@ -22,6 +22,14 @@ FREE = 2.0  # seconds until a slot is free: one, and one more for a busy machine
 ENDLESS = {"prompt": "def ", "ignore_eos": True, "max_tokens": 60_000}
 LARGE = ("-c", "65536", "--draft-max", "0")
 COMPLETIONS = "/v1/completions"
+_ASKED = {"messages": QUESTION, "max_tokens": 1}
+OF_EACH_DIALECT = {
+    "/v1/chat/completions": _ASKED,
+    "/v1/messages": _ASKED,
+    "/v1/responses": {"input": "zip"},
+    "/api/chat": _ASKED,
+    "/completion": {"prompt": "zip"},
+}
 
 
 @pytest.mark.alone  # depends on timing
@@ -187,14 +195,47 @@ class TestSignals:
             engine = one.engine()
             one.process.send_signal(signal.SIGTERM)
             one.wait_for("no new requests", SOON)
-            with pytest.raises(OSError):
-                one.until(lambda: one.complete(max_tokens=1) is None, SOON)
             assert rest(answer)[-1]["choices"][0]["finish_reason"] == "length"
             late = waiting.getresponse()
             assert (late.status, json.loads(late.read())["usage"]["completion_tokens"]) == (200, 400)
             assert one.process.wait(SOON) == 143
             one.until(lambda: not engine.is_running())
             assert not any("Traceback" in line for line in one.lines)
+
+    def test_a_drain_refuses_and_a_second_signal_ends_it(self, tmp_path) -> None:
+        with Server(tmp_path, "-np", "1", *LARGE) as one:
+            answer = first_event(one.begin(**ENDLESS, stream=True))
+            assert one.post("/drain", {}).json == {"status": "draining", "requests": 1, "seconds": 30.0}
+            one.wait_for("no new requests", SOON)
+            one.process.send_signal(signal.SIGTERM)  # as after a hook that drains: running requests go on
+            one.process.send_signal(signal.SIGHUP)
+            for path, body in OF_EACH_DIALECT.items():
+                refused = one.post(path, body)
+                assert (refused.status, refused.headers["retry-after"]) == (503, "1"), path
+                assert (refused.json.get("type") == "error") == (path == "/v1/messages")
+                error = refused.json["error"]
+                assert "shutting down" in (error if path == "/api/chat" else error["message"])
+            health = [one.get(f"/health{end}").status for end in ("", "/live", "/ready", "?ready")]
+            assert health == [200, 200, 503, 503]
+            assert answer.readline() == b"\n"
+            assert answer.readline().startswith(b"data: {")
+            one.process.send_signal(signal.SIGTERM)
+            assert one.process.wait(SOON) == 143
+
+    def test_a_drain_by_request(self, tmp_path) -> None:
+        """It needs a key that may do it, ends with the last request, and the exit code is 0."""
+        with Server(tmp_path, "-np", "1", *LARGE, "--api-key", "admin,user") as one:
+            one.key = "user"
+            first_event(one.begin(**ENDLESS, stream=True))
+            refused = one.post("/drain", {})
+            assert (refused.status, "may not drain" in refused.error["message"]) == (403, True)
+            assert one.get("/health/ready").status == 200
+            one.key = "admin"
+            for _ in range(2):
+                assert one.post("/drain", {}).json["status"] == "draining"
+            assert one.process.poll() is None
+            one.hang_up()
+            assert one.process.wait(SOON) == 0
 
     def test_a_closed_terminal_drains_with_a_time_limit(self, tmp_path) -> None:
         with Server(tmp_path, "-np", "1", "--drain", "0.5", *LARGE) as one:

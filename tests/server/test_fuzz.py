@@ -29,7 +29,8 @@ CHECKS = [status_code_conformance, content_type_conformance]
 UNSUPPORTED = {(501, "/infill"), (501, "/slots/{slot}")}  # needs another model, and --slot-save-path
 
 config = schemathesis.Config.from_dict({"phases": {"coverage": {"enabled": THOROUGH}}})
-schema = schemathesis.openapi.from_dict(document(ROUTES, keyed=False), config=config)
+_LASTING = [route for route in ROUTES if route.path != "/drain"]  # that route ends the server
+schema = schemathesis.openapi.from_dict(document(_LASTING, keyed=False), config=config)
 
 
 def asks_for_many(value: Any) -> bool:

@@ -25,7 +25,14 @@ from specllama.cli.launch.client import OF_SERVER, Client, ModelServer
 from specllama.clock import sleep
 from specllama.config import defaults
 from specllama.config.store import cache_dir
-from specllama.errors import AccessError, NetworkError, NotFoundError, ResourceError, SpecllamaError
+from specllama.errors import (
+    AccessError,
+    NetworkError,
+    NotFoundError,
+    ResourceError,
+    SpecllamaError,
+    UsageError,
+)
 from specllama.json_types import JsonObject
 from specllama.option import OptionValues
 from specllama.processor_time import exits
@@ -250,10 +257,12 @@ class ServeCommand:
 
 def serve_command(given: Mapping[str, Any], values: Mapping[str, Any], client: Client) -> ServeCommand:
     """The server for a client. given: the command line of `launch`; values: the same with configuration files
-    and environment.
+    and environment. Raises UsageError for a unix socket.
     """
     more: OptionValues = {}
     host = values.get("host", defaults.HOST)
+    if host.startswith(defaults.UNIX):
+        raise UsageError("clients need an address and a port, not a unix socket", option="host")
     port = values["port"] if "port" in given else free_port(host, values.get("port", defaults.PORT))
     more["port"] = port
     if "n_ctx" not in given and client.n_ctx:

@@ -18,7 +18,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from specllama.clock import running_time
-from specllama.config.defaults import is_loopback
+from specllama.config.defaults import UNIX, is_loopback
 from specllama.errors import AccessError, SpecllamaError
 from specllama.server.http.errors import ClientGoneError, ErrorResponder, WrongHostError, WrongOriginError
 from specllama.server.http.origins import LOCAL, Origins, root_path, settle_path
@@ -72,12 +72,14 @@ class AccessMiddleware:
         self._app, self._metrics, self._say = app, metrics, say
         self._errors, self._paths, self._open_paths = errors, paths, open_paths
         self._keys = Keys(settings.keys)
+        self._open_metrics = settings.open_metrics
         self._metrics_key = Keys((settings.metrics_key,) if settings.metrics_key else ())
         self._admin_keys = Keys(settings.administrators)
-        self._any_host = not is_loopback(settings.host) and not settings.hosts
+        local = is_loopback(settings.host) and not settings.host.startswith(UNIX)  # no page reaches a path
+        self._any_host = not local and not settings.hosts
         self._hosts = {name.lower() for name in (*_LOCAL, settings.host.strip("[]"), *settings.hosts)}
-        local = LOCAL if is_loopback(settings.host) and not settings.keys else ()
-        self._origins = Origins((*settings.origins, *local))
+        pages = LOCAL if local and not settings.keys else ()
+        self._origins = Origins((*settings.origins, *pages))
         self._root = root_path(settings.root_path)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -143,7 +145,7 @@ class AccessMiddleware:
         scope["specllama.administers"] = bool(self._admin_keys.owner(headers))
         if scope["path"] in self._open_paths:
             return None
-        if scope["path"] == "/metrics" and self._metrics_key.owner(headers):
+        if scope["path"] == "/metrics" and (self._metrics_key.owner(headers) or self._open_metrics):
             scope["specllama.owner"] = ""  # metrics of all keys
             return None
         return None if owner else AccessError("the API key is missing or wrong")

@@ -87,9 +87,16 @@ def test_requests_of_all_models_are_counted_together() -> None:
 
 def test_a_server_that_shuts_down_accepts_nothing() -> None:
     admission = Admission(QueueLimit(4, 8))
-    admission.draining = True
+    drains: list[int] = []
+    admission.on_drain = lambda: drains.append(len(admission.requests))
+    running = Request("", 1)
+    admission.requests |= {running}
+    admission.ended(Request("", 1))
+    admission.drain()
     with pytest.raises(ResourceError, match="shutting down"):
         admission.check("", 1)
+    admission.ended(running)
+    assert drains == [1, 0]
 
 
 def test_large_requests_that_wait_for_their_models_are_bounded() -> None:

@@ -1,4 +1,4 @@
-"""The settings of a server and its address."""
+"""The settings of a server."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import pytest
 
 from specllama.config.load import LoadSettings, ModelSettings
 from specllama.errors import UsageError
-from specllama.server import main
 from specllama.server.settings import ServerSettings
 
 LOAD = LoadSettings(target=ModelSettings(path="a/model.gguf"), n_slots=2)
@@ -45,6 +44,7 @@ class TestSettings:
         with pytest.raises(UsageError, match=needle):
             ServerSettings(load=LOAD, **fields)
 
-
-def test_a_privileged_port_gets_a_hint() -> None:
-    assert "1024" in main._no_socket(PermissionError(13, "no"), "127.0.0.1", 80).hint
+    def test_a_unix_socket_needs_no_key_and_a_path(self) -> None:
+        assert ServerSettings(load=LOAD, host="unix:/run/x").host == "unix:/run/x"
+        with pytest.raises(UsageError, match="unix:PATH"):
+            ServerSettings(load=LOAD, host="unix:")

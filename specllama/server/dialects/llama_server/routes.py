@@ -32,6 +32,7 @@ from specllama.server.dialects.shared.writer import error_body
 from specllama.server.http.body import MAX_VALUES
 from specllama.server.http.errors import UnsupportedError
 from specllama.server.metrics import CONTENT_TYPE
+from specllama.server.service import SHUTTING_DOWN
 
 # The JSON of /props, /slots and /tokenize, as llama-server's clients read it.
 
@@ -328,10 +329,27 @@ async def _answer(api: ApiRequest, body: NativeRequest) -> Response:
     return await api.answer(body, lambda options: NativeWriter(options, body.native_options(facts)))
 
 
-async def health(api: ApiRequest) -> Response:
-    """Never waits for the engine. Requests without a valid key see no details on a server with keys."""
+async def live(_api: ApiRequest) -> Response:
+    """Whether this process answers: while it loads, drains or waits for an engine, too."""
+    return JSONResponse({"status": "ok"})
+
+
+async def drain(api: ApiRequest) -> Response:
+    """Answers at once; the server ends when its requests have."""
+    api.check_administers("drain the server")
+    admission, seconds = api.models.admission, api.settings.drain_seconds
+    admission.drain()
+    return JSONResponse({"status": "draining", "requests": len(admission.requests), "seconds": seconds})
+
+
+async def health(api: ApiRequest, ready: bool = False) -> Response:
+    """Never waits for the engine. Requests without a valid key see no details on a server with keys. ready:
+    also whether it takes new requests.
+    """
     known = bool(api.owner) or not api.settings.keys
     problem = api.supervisor.problem if known else api.supervisor.public_problem
+    if (ready or "ready" in api.query_params) and api.models.admission.draining:
+        problem = SHUTTING_DOWN
     if problem:
         error = {"code": 503, "message": problem, "type": "unavailable_error"}
         return JSONResponse({"status": "error", "error": error}, 503, {"retry-after": "1"})
@@ -477,6 +495,9 @@ DIALECT = Dialect(
     (
         ApiRoute("GET", "/health", health, "Whether the engine answers", open=True),
         ApiRoute("GET", "/v1/health", health, open=True),
+        ApiRoute("GET", "/health/live", live, "Whether the server answers", open=True),
+        ApiRoute("GET", "/health/ready", partial(health, ready=True), "Whether it takes requests", open=True),
+        ApiRoute("POST", "/drain", drain, "End the server when its requests have ended"),
         ApiRoute("POST", "/completion", completion, "Continue a prompt", NativeRequest),
         ApiRoute("POST", "/completions", completion),
         ApiRoute("POST", "/infill", infill, "Fill a gap in a text", InfillRequest),

@@ -240,13 +240,13 @@ class ApiRequest:
         """Start or stop the download of a known model. Raises ForbiddenError for a key that may not, and
         errors of ModelPool.pull.
         """
-        self.check_administers("download")
+        self.check_administers("download models")
         self.models.pull(name, stop)
 
-    def check_administers(self, what: str = "unload") -> None:
-        """Raises ForbiddenError for a key that may not unload or download models."""
+    def check_administers(self, what: str = "unload models") -> None:
+        """Raises ForbiddenError for a key that may not do what affects others."""
         if not self.administers:
-            raise ForbiddenError(f"this key may not {what} models: others use them too")
+            raise ForbiddenError(f"this key may not {what}, which affects others")
 
     def say(self, text: str) -> None:
         """A line about this request for the operator."""
