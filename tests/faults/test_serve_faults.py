@@ -209,7 +209,7 @@ class TestSockets:
         second = Command(tmp_path)("serve", "--host", f"unix:{tmp_path}/s")
         assert (second.code, "it is in use" in second.err) == (8, True), second.err
         listed = Command(tmp_path)("stop", f"{tmp_path}/s")
-        assert (listed.code, listed.out) == (0, f"stopped unix:{tmp_path}/s\n".encode()), listed.err
+        assert (listed.code, listed.out) == (0, f"stopped unix:{tmp_path}/s\n"), listed.err
         assert process.wait(SOON) == 143
         assert not (tmp_path / "s").exists()
         process.communicate()

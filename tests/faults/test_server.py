@@ -220,11 +220,12 @@ class TestSignals:
             assert answer.readline() == b"\n"
             assert answer.readline().startswith(b"data: {")
             one.process.send_signal(signal.SIGTERM)
-            assert one.process.wait(SOON) == 143
+            assert one.process.wait(SOON) in (129, 143)  # of the first two, whichever is handled first
 
     def test_a_drain_by_request(self, tmp_path) -> None:
         """It needs a key that may do it, ends with the last request, and the exit code is 0."""
-        with Server(tmp_path, "-np", "1", *LARGE, "--api-key", "admin,user") as one:
+        with Server(tmp_path, "-np", "1", *LARGE, "--api-key", "admin,user", "--open-metrics") as one:
+            assert ("specllama_kv_used_ratio" in one.samples(), one.get("/slots").status) == (True, 401)
             one.key = "user"
             first_event(one.begin(**ENDLESS, stream=True))
             refused = one.post("/drain", {})
