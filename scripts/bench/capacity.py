@@ -28,7 +28,7 @@ from scripts import cli
 CURVE = "1:3.70,9:7.91,16:8.10,512:65.8"
 REUSED = (0.0, 0.5, 0.9)  # shares of a prompt that an earlier one has had
 MOST_DRAFTED, PIECE = 15, 512  # draft tokens of a text in a decode; tokens of a prompt between two decodes
-STEPS = 9  # of the search for the most requests an hour, each of which halves the interval
+STEPS = 14  # of the search for the most requests an hour, each of which halves the interval
 
 
 @dataclass(frozen=True)
