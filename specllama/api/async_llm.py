@@ -102,6 +102,7 @@ class AsyncLLM(BaseLLM):
         *,
         n: int | None = None,
         speculate: bool = True,
+        prediction: str | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Continue a prompt, without a chat template: outputs whose text grows, the last one `finished`.
         A reader that is slower than the engine gets fewer of them.
@@ -109,7 +110,8 @@ class AsyncLLM(BaseLLM):
         Leaving the loop, closing the generator and cancelling the task end the generation. request_id: for
         `abort`. See LLM.generate for the rest.
         """
-        request = self._request_of(source(prompt), sampling_params, n, speculate, {}, request_id)
+        given = source(prompt)
+        request = self._request_of(given, sampling_params, n, speculate, {}, request_id, None, prediction)
         return self._read(request, lambda _: request.output())
 
     def chat(
@@ -124,12 +126,14 @@ class AsyncLLM(BaseLLM):
         parallel_tool_calls: bool = True,
         n: int | None = None,
         speculate: bool = True,
+        prediction: str | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Answer one conversation, as `generate`; see LLM.chat."""
         variables = template_variables(chat_template_kwargs)
         offered = history.tools(tools, tool_choice, parallel_tool_calls)
         given = conversation(messages)
-        request = self._request_of(given, sampling_params, n, speculate, variables, request_id, offered)
+        how = speculate, variables, request_id, offered, prediction
+        request = self._request_of(given, sampling_params, n, *how)
         return self._read(request, lambda _: request.output())
 
     def stream(
@@ -140,11 +144,13 @@ class AsyncLLM(BaseLLM):
         *,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         speculate: bool = True,
+        prediction: str | None = None,
     ) -> AsyncGenerator[Delta, None]:
         """Continue a prompt, or answer messages, piece by piece."""
         variables = template_variables(chat_template_kwargs)
         given = prompt_or_messages(prompt)
-        request = self._request_of(given, sampling_params, 1, speculate, variables, request_id)
+        how = speculate, variables, request_id, None, prediction
+        request = self._request_of(given, sampling_params, 1, *how)
         return self._read(request, request.delta)
 
     async def get_tokenizer(self) -> Tokenizer:
@@ -196,11 +202,12 @@ class AsyncLLM(BaseLLM):
         speculate: bool,
         variables: Mapping[str, Any],
         request_id: str | None,
-        tools: Tools | None = None,
+        tools: Tools | None,
+        prediction: str | None,
     ) -> PendingRequest:
         if request_id is not None and not isinstance(request_id, str):
             raise UsageError(f"request_id must be a text, not {request_id!r}")
-        (request,) = self._requests([given], params, n, speculate, variables, request_id, tools)
+        (request,) = self._requests([given], params, n, speculate, variables, request_id, tools, prediction)
         return request
 
     async def _read(

@@ -7,10 +7,11 @@ import secrets
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import IO, Any, Literal, Unpack
 
 from specllama.api.outputs import PendingCompletion, PendingRequest
-from specllama.api.prompts import Params, PromptSource, n_completions, sampling
+from specllama.api.prompts import Params, Prediction, PromptSource, n_completions, predictions, sampling
 from specllama.api.session import EngineSession, Progress
 from specllama.calls.tools import Tools
 from specllama.client import protocol
@@ -99,23 +100,22 @@ class BaseLLM(ABC):
         variables: Mapping[str, Any] | None = None,
         request_id: str | None = None,
         tools: Tools | None = None,
+        prediction: Prediction = None,
     ) -> list[PendingRequest]:
         """One request for each prompt, checked as far as possible without the models. Raises UsageError."""
         if not isinstance(speculate, bool):
             raise UsageError(f"speculate must be true or false, not {speculate!r}")
-        settings = sampling(params, len(sources))
+        settings, predicted = sampling(params, len(sources)), predictions(prediction, len(sources))
         made = []
-        for source, values in zip(sources, settings, strict=True):
+        for source, values, text in zip(sources, settings, predicted, strict=True):
             seed = self._seed if values.get("seed") in (None, -1) else values["seed"]
             count = n_completions(n, values)
             if seed is None and count > 1:
                 seed = secrets.randbits(32)
             prompt = source.prompt_input(variables or {}, tools)
             seeds = [None if seed is None else nth_seed(seed, i) for i in range(count)]
-            asked = [
-                protocol.Generate(-1, prompt, params={**values, "n": 1, "seed": one}, speculate=speculate)
-                for one in seeds
-            ]
+            request = protocol.Generate(-1, prompt, speculate=speculate, prediction=text)
+            asked = [replace(request, params={**values, "n": 1, "seed": one}) for one in seeds]
             reader = self._engine.answer_reader
             completions = [PendingCompletion(i, one, reader) for i, one in enumerate(asked)]
             id_ = str(next(self._numbers)) if request_id is None else request_id

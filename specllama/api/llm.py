@@ -13,6 +13,7 @@ from specllama.api.outputs import Delta, PendingCompletion, PendingRequest, Requ
 from specllama.api.prompts import (
     Message,
     Params,
+    Prediction,
     Prompt,
     conversations,
     prompt_or_messages,
@@ -46,6 +47,7 @@ class LLM(BaseLLM):
         use_tqdm: bool | Callable[..., Any] = False,
         n: int | None = None,
         speculate: bool = True,
+        prediction: Prediction = None,
     ) -> list[RequestOutput]:
         """Continue each prompt, without a chat template; the outputs are in the prompts' order. All prompts
         are submitted at once and decoded together, `max_num_seqs` at a time.
@@ -54,13 +56,16 @@ class LLM(BaseLLM):
         others are those that the model's file recommends, or the defaults. prompt_token_ids: in place of
         `prompts`. use_tqdm: whether to show a progress bar, or what makes one. n: texts for each prompt, in
         place of that parameter; the first has the seed itself, the others have seeds derived from it.
-        speculate: False decodes plainly.
+        speculate: False decodes plainly. prediction: a text that most of the output is expected to be, as the
+        old text of a file that is rewritten, or one for each prompt; drafts are made from it.
 
         Raises UsageError and ContextLengthError for a prompt that cannot be used, while the others are still
         running; EngineError where decoding fails.
         """
         given = prompts_or_ids(prompts, prompt_token_ids)
-        return self._run(self._requests(given, sampling_params, n, speculate), use_tqdm)
+        return self._run(
+            self._requests(given, sampling_params, n, speculate, prediction=prediction), use_tqdm
+        )
 
     def chat(
         self,
@@ -74,6 +79,7 @@ class LLM(BaseLLM):
         use_tqdm: bool | Callable[..., Any] = False,
         n: int | None = None,
         speculate: bool = True,
+        prediction: Prediction = None,
     ) -> list[RequestOutput]:
         """Answer one conversation or several, each a list of {"role": …, "content": …}; see `generate`.
 
@@ -89,7 +95,8 @@ class LLM(BaseLLM):
         variables = template_variables(chat_template_kwargs)
         offered = history.tools(tools, tool_choice, parallel_tool_calls)
         given = conversations(messages)
-        requests = self._requests(given, sampling_params, n, speculate, variables, tools=offered)
+        more = None, offered, prediction
+        requests = self._requests(given, sampling_params, n, speculate, variables, *more)
         return self._run(requests, use_tqdm)
 
     def stream(
@@ -99,10 +106,13 @@ class LLM(BaseLLM):
         *,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         speculate: bool = True,
+        prediction: Prediction = None,
     ) -> Generator[Delta, None, None]:
         """Continue a prompt, or answer messages, piece by piece. Leaving the loop ends the generation."""
         variables = template_variables(chat_template_kwargs)
-        (request,) = self._requests([prompt_or_messages(prompt)], sampling_params, 1, speculate, variables)
+        (request,) = self._requests(
+            [prompt_or_messages(prompt)], sampling_params, 1, speculate, variables, prediction=prediction
+        )
         return self._deltas(request)
 
     def get_tokenizer(self) -> Tokenizer:

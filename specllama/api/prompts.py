@@ -30,6 +30,7 @@ class TokensPrompt(TypedDict):
 Message = Mapping[str, Any]
 Prompt = str | Sequence[int] | TextPrompt | TokensPrompt
 Params = SamplingParams | Mapping[str, Any]
+Prediction = str | Sequence[str | None] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +137,17 @@ def sampling(given: Params | Sequence[Params] | None, n: int) -> list[JsonObject
     if len(given) != n:
         raise UsageError(f"there are {len(given)} sampling_params for {n} prompts")
     return [_params(one) for one in given]
+
+
+def predictions(given: Prediction, n: int) -> list[str]:
+    """The prediction for each of n requests, "" for none. Raises UsageError."""
+    if given is None or isinstance(given, str):
+        return [given or ""] * n
+    if not _is_list(given) or not all(one is None or isinstance(one, str) for one in given):
+        raise UsageError(f"prediction must be a text, or one for each prompt, not {_short(given)}")
+    if len(given) != n:
+        raise UsageError(f"there are {len(given)} predictions for {n} prompts")
+    return [one or "" for one in given]
 
 
 def n_completions(n: int | None, params: Mapping[str, Any]) -> int:

@@ -114,6 +114,8 @@ def run(given: Mapping[str, Any]) -> int:
     if "logprobs" in values and not values.get("json"):
         raise UsageError("--logprobs has nowhere to go", "add --json, which shows them")
     request = _request(values, params)
+    if "prediction" in values:
+        request = replace(request, prediction=read_text(values["prediction"], "prediction"))
     values["no_memory"] = True  # there are no earlier requests to draft from
     settings = prepared(_loaded(values), values)  # last: it may download
     as_json, log = values.get("json", False), log_file(values)

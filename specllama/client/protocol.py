@@ -155,7 +155,8 @@ class Generate:
     out, with a Notice. disk_scope: whose prompts on disk it may read, and whose its own becomes there
     (prefix_disk/scopes.py); "" for none, which keeps and reads nothing. kept: whether its prompt and text may
     be written to the disk. show_ids: Started has the ids of the prompt, for an EarlierTurn. end_loops: the
-    text ends where it goes on repeating itself.
+    text ends where it goes on repeating itself. prediction: a text that most of the answer is expected to be,
+    to draft from, "" for none; control tokens in it are not parsed.
     """
 
     id: int
@@ -185,6 +186,7 @@ class Generate:
     kept: bool = True
     show_ids: bool = False
     end_loops: bool = False
+    prediction: str = ""
 
     @property
     def chat(self) -> ChatInput | None:

@@ -162,8 +162,8 @@ class Prefiller:
             generation.first_token = self.scheduler.clock()
             generation.stats.ttft_seconds = generation.first_token - generation.submitted
         request, history, policy = generation.request, generation.history, self.scheduler.policy
-        scopes = request.history_scope, request.cache_scope
-        policy.start(generation.seq_id, history, generation.sampler, request.mask, *scopes)
+        known = request.history_scope, request.cache_scope, request.prediction, generation.n_output
+        policy.start(generation.seq_id, history, generation.sampler, request.mask, *known)
 
     def _share_prefix(self, prefix_owner: Generation, row: Row) -> None:
         """Share the cells of the prompt, and `row`, with the generations that wait for the same prompt. Where

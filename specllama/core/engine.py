@@ -159,7 +159,7 @@ class Engine:
             alone=alone,
         )
         generation.history, generation.stored = list(request.prompt), stored
-        generation.stats.n_prompt = n_prompt
+        generation.stats.n_prompt, generation.stats.n_prediction = n_prompt, len(request.prediction)
         generation.stats.exact_width = rows.width if rows is not None else None
         self.scheduler.add(generation)
         return generation
@@ -228,9 +228,9 @@ class Engine:
         policy.observe(done)
         self._update_width(active)
         self.scheduler.last_round = len(active), done.seconds
-        forced, models = policy.forced_sources, policy.model_sources
+        sources = policy.forced_sources, policy.model_sources, policy.predicting_sources
         for g, outcome in zip(active, outcomes, strict=True):
-            g.stats.add_round(done, outcome, sampled - decoded, forced, models)
+            g.stats.add_round(done, outcome, sampled - decoded, *sources)
 
     def _update_width(self, active: list[Generation]) -> None:
         """Let the policy change the width of a text that may have another one."""

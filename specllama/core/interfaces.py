@@ -212,13 +212,14 @@ class Drafter(ABC):
     before any observation; None: about the confidence itself. n_positions: positions in a draft whose
     acceptance is learnt apart, the last one for all later tokens. reads_features: it drafts from hidden
     states of the target. drafts_blocks: the first step of a draft evaluates a whole block, its other steps
-    cost no decode. remembers: it drafts from the texts of earlier sequences. confident: it reports how
+    cost no decode. remembers: it drafts from the texts of earlier sequences. predicts: it drafts from the
+    prediction of a request. confident: it reports how
     probable its tokens are, which costs time; else a confidence of 1. with_alternatives: its proposals have
     second candidates, where it knows them; off at first, since finding them takes some time.
     """
 
     name: str
-    runs_model, continues, forces, reads_features, drafts_blocks, remembers = (False,) * 6
+    runs_model, continues, forces, reads_features, drafts_blocks, remembers, predicts = (False,) * 7
     prior: Sequence[float] | None = None
     n_positions = 1
     confident, with_alternatives = True, False
@@ -231,6 +232,11 @@ class Drafter(ABC):
 
     def set_scope(self, seq_id: int, scope: str | None) -> None:  # noqa: B027
         """Set the scope of the sequence that starts next: whose texts it may use. None: it uses no texts."""
+
+    def set_prediction(self, seq_id: int, prediction: Sequence[int], n_output: int) -> None:  # noqa: B027
+        """Set the ids that the sequence that starts next is expected to have, () for none. n_output: how many
+        ids it has after its prompt.
+        """
 
     @abstractmethod
     def start(self, seq_id: int, prompt: Sequence[int], sampler: Sampler, mask: Mask | None = None) -> None:

@@ -59,7 +59,8 @@ class Request:
     first token. warm: evaluate the prompt for later requests, and write nothing. infill: the sampling step of
     that name, None for none. boundaries: positions up to which later prompts may share the prompt, () where
     they are not known. kept: whether prompt and text may be written to the disk. end_loops:
-    whether a text ends that goes on repeating itself, see `repetition`.
+    whether a text ends that goes on repeating itself, see `repetition`. prediction: ids that the text is
+    expected to have, to draft from; () for none.
     """
 
     prompt: Sequence[int]
@@ -84,6 +85,7 @@ class Request:
     boundaries: Sequence[Boundary] = ()
     kept: bool = True
     end_loops: bool = False
+    prediction: Sequence[int] = ()
 
 
 @dataclass(slots=True)

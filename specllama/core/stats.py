@@ -26,6 +26,8 @@ class RunStats:
 
     n_evaluated: prompt tokens evaluated, without the n_reused ones that were in a cache; after a cancelled
     prefill the two are less than n_prompt. n_from_disk: those of n_reused whose state was read from the disk.
+    n_prediction: tokens of the prediction, 0 without one; n_predicted, n_predicted_accept: those of n_drafted
+    and n_accept, without branches, that were drafted from it.
     n_drafted: guessed draft tokens that were verified, of which n_accept were emitted. n_discarded: tokens
     drafted but not verified. n_forced, n_forced_accept: as n_drafted and n_accept, for tokens that a grammar
     forces; the other counters leave them out, except drafted_by and forced_by. n_modelled: verified tokens of
@@ -49,6 +51,9 @@ class RunStats:
     n_reused: int = 0
     n_from_disk: int = 0
     n_evaluated: int = 0
+    n_prediction: int = 0
+    n_predicted: int = 0
+    n_predicted_accept: int = 0
     n_predict: int = 0
     n_drafted: int = 0
     n_accept: int = 0
@@ -132,13 +137,19 @@ class RunStats:
         sampling_seconds: float,
         forced: Collection[str] = (),
         models: Collection[str] = (),
+        predicting: Collection[str] = (),
     ) -> None:
-        """Count a round and this sequence's outcome in it. forced, models: as for `drafted`."""
+        """Count a round and this sequence's outcome in it. forced, models: as for `drafted`. predicting:
+        names of the drafters that draft from predictions.
+        """
         draft = outcome.draft
         n_accept = outcome.n_accept - outcome.n_branch
         self.drafted(draft.sources, n_accept, draft.n_discarded, forced, models)
         if draft.branches:
             self._branched(draft, outcome.n_branch, models)
+        if self.n_prediction:
+            self.n_predicted += sum(source in predicting for source in draft.sources)
+            self.n_predicted_accept += sum(source in predicting for source in draft.sources[:n_accept])
         self.rounds += 1
         self.decode_seconds += done.seconds
         self.verify_seconds += done.verify_seconds

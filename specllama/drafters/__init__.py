@@ -78,6 +78,7 @@ GRAMMAR = DrafterEntry(
     "grammar", _factory("grammar"), "grammar", continues=True, forces=True,
     prior=(0.95,),  # the target may split the forced text into other tokens
 )  # fmt: skip
+PREDICTION = DrafterEntry("prediction", _factory("prediction"), "prediction", option="copy")
 COPY = DrafterEntry("copy", _factory("copy"), "copy")
 HISTORY = DrafterEntry("memory", _factory("history"), "memory", option="copy")
 MODEL = DrafterEntry(
@@ -90,7 +91,7 @@ HEAD = DrafterEntry(
 )  # fmt: skip
 
 # In the order in which they are tried.
-REGISTRY: dict[str, DrafterEntry] = {e.name: e for e in (GRAMMAR, COPY, HISTORY, MODEL, HEAD)}
+REGISTRY: dict[str, DrafterEntry] = {e.name: e for e in (GRAMMAR, PREDICTION, COPY, HISTORY, MODEL, HEAD)}
 
 
 def words() -> tuple[str, ...]:

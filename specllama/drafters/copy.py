@@ -364,6 +364,17 @@ class CopyDrafter(Drafter, like=COPY):
         self._texts.pop(seq_id, None)
 
 
+class OtherTextDrafter(CopyDrafter):
+    """A drafter that copies from other texts than the sequence's own, of which some sequences have none."""
+
+    def propose(self, seq_id: int, limit: int) -> list[Proposal]:
+        return super().propose(seq_id, limit) if seq_id in self._texts else []
+
+    def committed(self, seq_id: int, tokens: Sequence[int]) -> None:
+        if seq_id in self._texts:
+            super().committed(seq_id, tokens)
+
+
 def make(inputs: DrafterInputs) -> CopyDrafter:  # noqa: ARG001
     """The drafter, which needs no inputs."""
     return CopyDrafter()

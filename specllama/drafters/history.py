@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from specllama.core.interfaces import Mask, Proposal, Sampler
+from specllama.core.interfaces import Mask, Sampler
 from specllama.drafters import HISTORY, DrafterInputs
-from specllama.drafters.copy import CopiedText, CopyDrafter
+from specllama.drafters.copy import CopiedText, OtherTextDrafter
 from specllama.drafters.ngrams import MAX_COMPARED, RequestHistory, Ring, RingIndex
 
 INDEXED_AT_START, INDEXED_PER_ROUND = 8192, 512  # most tokens indexed at the start and per round
 
 
-class HistoryDrafter(CopyDrafter, like=HISTORY):
+class HistoryDrafter(OtherTextDrafter, like=HISTORY):
     """Drafts from a request history, for all sequences; see the module. It adds no texts: whoever ends a
     request calls `RequestHistory.keep`.
     """
@@ -49,14 +49,11 @@ class HistoryDrafter(CopyDrafter, like=HISTORY):
         ring.index_pending(INDEXED_AT_START)
         self._texts[seq_id] = CopiedText(RingIndex(ring, prompt[-MAX_COMPARED:]))
 
-    def propose(self, seq_id: int, limit: int) -> list[Proposal]:
-        return super().propose(seq_id, limit) if seq_id in self._texts else []
-
     def committed(self, seq_id: int, tokens: Sequence[int]) -> None:
         """The sequence continued with these ids."""
-        if seq_id in self._texts:
-            super().committed(seq_id, tokens)
-            self._rings[seq_id].index_pending(INDEXED_PER_ROUND)
+        super().committed(seq_id, tokens)
+        if (ring := self._rings.get(seq_id)) is not None:
+            ring.index_pending(INDEXED_PER_ROUND)
 
     def forget(self, seq_id: int) -> None:
         super().forget(seq_id)

@@ -522,6 +522,7 @@ class RequestIntake:
                 infill=self._infill_rule if params.infill_sampling else None,
                 boundaries=prompt.boundaries,
                 kept=message.kept and bool(message.disk_scope),
+                prediction=prompt.prediction,
                 **{name: getattr(message, name) for name in _COPIED},
             )
             generation = self._engine.submit(request, stored)

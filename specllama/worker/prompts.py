@@ -6,6 +6,7 @@ Used by the thread that decodes for small requests, by the preparer's thread for
 
 from __future__ import annotations
 
+import contextlib
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from specllama.client.protocol import Infill, InfillChunk
 from specllama.clock import running_time
 from specllama.core.decoder import context_length_error
 from specllama.core.prefix.stored import GAP, Boundary, Kind, distances
-from specllama.errors import NotSupportedError, SpecllamaError, UsageError, option, quoted
+from specllama.errors import ContextLengthError, NotSupportedError, SpecllamaError, UsageError, option, quoted
 from specllama.llama.model import FimTokens, LlamaModel, fim_tokens
 from specllama.text.prompt_parts import PromptPart, encode
 from specllama.text.reasoning import closing_tag
@@ -257,13 +258,14 @@ def _heading(model: LlamaModel, fim: FimTokens, chunk: InfillChunk) -> list[int]
 class Prompt:
     """The ids of a prompt, and of the forced output, None where the model writes freely. boundaries: up
     to which later prompts may share it, () where they are not known or not needed. digest: as in
-    protocol.Started.
+    protocol.Started. prediction: ids of the text that the output is expected to be, () for none.
     """
 
     ids: list[int]
     forced: list[int] | None
     boundaries: Sequence[Boundary] = ()
     digest: str = ""
+    prediction: Sequence[int] = ()
 
 
 class Prompts:
@@ -309,6 +311,8 @@ class Prompts:
                 self.limit.check_tools(chat.tools)
         if isinstance(message.forced, str):
             self.limit.check(message.forced, parse_special=False)
+        with _naming_prediction():
+            self.limit.check(message.prediction, parse_special=False)
 
     def prompt(self, message: protocol.Generate) -> Prompt:
         """The ids for a request. Raises UsageError, TemplateError, ContextLengthError."""
@@ -321,7 +325,15 @@ class Prompts:
             raise UsageError("the prompt is empty", "give some text")
         boundaries = self._boundaries(message.prompt, ids) if self._with_boundaries else ()
         digest = self._digest(message.chat, ids) if message.chat is not None and message.show_ids else ""
-        return Prompt(ids, forced, boundaries, digest)
+        return Prompt(ids, forced, boundaries, digest, self._predicted(message.prediction))
+
+    def _predicted(self, text: str) -> list[int]:
+        """The ids of a prediction. Raises ContextLengthError for one that no answer can have."""
+        ids = self._model.tokenize(text, False, False) if text else []
+        if len(ids) > self._n_ctx:
+            with _naming_prediction():
+                raise context_length_error(len(ids), self._n_ctx)
+        return ids
 
     def _digest(self, chat: protocol.ChatInput, ids: Sequence[int]) -> str:
         """A hash by which these ids are known to be of this prompt. Raises as `_ids`."""
@@ -405,6 +417,16 @@ class Prompts:
     def _checked(self, ids: Sequence[int]) -> list[int]:
         _check_ids(ids, self._model, "prompt")
         return list(ids)
+
+
+@contextlib.contextmanager
+def _naming_prediction() -> Iterator[None]:
+    """Errors that a text is too long are about the prediction of a request, not about its prompt."""
+    try:
+        yield
+    except ContextLengthError as error:
+        message, details = error.message.replace("prompt", "prediction", 1), {"param": "prediction"}
+        raise ContextLengthError(message, error.hint, {**error.details, **details}) from None
 
 
 def _check_ids(ids: Sequence[int], model: LlamaModel, param: str) -> None:

@@ -154,6 +154,11 @@ class Policy(ABC):
         """Names of the draft models and heads, whose tokens cost decodes."""
         return frozenset(d.name for d in self.drafters if d.runs_model)
 
+    @property
+    def predicting_sources(self) -> frozenset[str]:
+        """Names of the drafters that draft from the predictions of requests."""
+        return frozenset(d.name for d in self.drafters if d.predicts)
+
     def start(
         self,
         seq_id: int,
@@ -162,12 +167,15 @@ class Policy(ABC):
         mask: Mask | None = None,
         history_scope: str | None = "",
         cache_scope: str = "",
+        prediction: Sequence[int] = (),
+        n_output: int = 1,
     ) -> None:
         """A sequence starts with these ids, prompt and first token, as in `Drafter.start`. history_scope,
-        cache_scope: see `sequence.Request`.
+        cache_scope, prediction: see `sequence.Request`. n_output: ids after the prompt.
         """
         for drafter in self.drafters:
             drafter.set_scope(seq_id, history_scope)
+            drafter.set_prediction(seq_id, prediction, n_output)
             if isinstance(drafter, CachingDrafter):
                 drafter.set_cache_scope(seq_id, cache_scope)
             drafter.start(seq_id, prompt, sampler, mask)

@@ -10,8 +10,10 @@ const WORDS = {
 	target: "the model itself",
 	model: "the draft model",
 	head: "the model's own draft head",
+	prediction: "copied from the predicted text",
 	copy: "copied from the conversation",
 	memory: "copied from earlier answers",
+	corpus: "copied from the files of --memory-from",
 	grammar: "forced by the grammar",
 };
 const AGREEMENT = 1.15; // of a speed-up and the tokens a round

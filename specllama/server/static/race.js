@@ -280,8 +280,8 @@ h1 { font-size: 1.3rem; } h2 { font-size: 1.1rem; }
 .hint { color: var(--dim); font-size: 0.85rem; }
 button { min-height: 2.25rem; padding: 0.2rem 0.75rem; border: 1px solid var(--rule); border-radius: 0.5rem; background: var(--raised); color: inherit; font: inherit; }
 [data-source] { background: var(--other); } [data-source="target"] { background: none; }
-[data-source="model"] { background: var(--model); } [data-source="head"] { background: var(--head); } [data-source="copy"] { background: var(--copy); }
-[data-source="memory"] { background: var(--memory); } [data-source="grammar"] { background: var(--grammar); }
+[data-source="model"] { background: var(--model); } [data-source="head"] { background: var(--head); } [data-source="copy"], [data-source="prediction"] { background: var(--copy); }
+[data-source="memory"], [data-source="corpus"] { background: var(--memory); } [data-source="grammar"] { background: var(--grammar); }
 `;
 const INVALID = /[\ud800-\udbff](?![\udc00-\udfff])|(?<![\ud800-\udbff])[\udc00-\udfff]/g;
 

@@ -21,6 +21,7 @@ from specllama.drafters.head import HeadDrafter
 from specllama.drafters.history import HistoryDrafter
 from specllama.drafters.model import ModelDrafter
 from specllama.drafters.ngrams import RequestHistory
+from specllama.drafters.prediction import PredictionDrafter
 from specllama.testing import N_FEATURES, TableContext, TableHead, TableMask, table_row
 from tests.support.spellers import letters
 
@@ -114,8 +115,26 @@ class BlockWithFeatures(Featured, BlockDrafter):
     pass
 
 
+def with_predictions() -> PredictionDrafter:
+    """A drafter whose sequences are predicted to have most of the 3-grams that these tests use."""
+    drafter, rng = PredictionDrafter(), random.Random(2)
+    for seq_id in SEQUENCES:
+        drafter.set_prediction(seq_id, rng.choices(range(7), k=300), 1)
+    drafter._predictions = Kept(drafter._predictions)
+    return drafter
+
+
+class Kept(dict):
+    """Predictions that every text of a sequence has."""
+
+    def pop(self, key, default=None) -> object:
+        return self.get(key, default)
+
+
 DRAFTERS: dict[str, Callable[[], Drafter]] = {
     "copy": CopyDrafter,
+    "prediction": with_predictions,
+    "no prediction": PredictionDrafter,
     "memory": with_history,
     "empty memory": lambda: HistoryDrafter(RequestHistory()),
     "grammar": CountingGrammar,

@@ -119,7 +119,7 @@ def test_every_entry_makes_its_drafter() -> None:
 
 
 def test_drafters_not_enabled_or_without_inputs_are_not_made() -> None:
-    assert [d.name for d in make_drafters(["copy"], DrafterInputs(N_VOCAB))] == ["copy"]
+    assert [d.name for d in make_drafters(["copy"], DrafterInputs(N_VOCAB))] == ["prediction", "copy"]
     assert make_drafters(["model"], DrafterInputs(N_VOCAB)) == []
     assert make_drafters([], DrafterInputs(N_VOCAB)) == []
     assert wants_draft_model(["copy", "model"])

@@ -39,7 +39,7 @@ from specllama.json_types import JsonObject
 _NO_EFFECT = frozenset(
     {
         "cache_prompt", "id_slot", "user", "metadata", "store", "service_tier", "safety_identifier",
-        "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options", "prediction", "n_keep",
+        "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options", "n_keep",
         "slot_id", "timings_per_token", "return_progress", "return_tokens", "priority", "request_id",
         "spaces_between_special_tokens", "n_cache_reuse", "response_fields", "n_discard", "sse_ping_interval",
         "backend_sampling", "disable_parallel_tool_use", "preserved_tokens", "verbose", "reasoning_control",

@@ -108,7 +108,7 @@ Stops = Annotated[Stop | Annotated[list[Stop], AtMost(MAX_STOPS)] | None, Before
 StopList = Annotated[Annotated[list[Stop], AtMost(MAX_STOPS)] | None, BeforeValidator(_given_stops)]
 
 
-MAX_PROMPTS, MAX_CHOICES = 64, 64
+MAX_PROMPTS, MAX_CHOICES, MAX_PARTS = 64, 64, 1024
 Ids = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], AtMost(MAX_VALUES, 1), WHOLE_ITEMS]
 
 
@@ -154,11 +154,29 @@ def _trace_choice(value: Any) -> Any:
 TraceChoice = Annotated[bool | Literal["full"], BeforeValidator(_trace_choice)]
 
 
+class PredictionPart(Body):
+    """A part of a prediction."""
+
+    type: Literal["text"] = "text"
+    text: str
+
+
+class PredictedContent(Body):
+    """OpenAI's form of a prediction: a text, or its parts one after another."""
+
+    type: Literal["content"] = "content"
+    content: str | Annotated[list[PredictionPart], AtMost(MAX_PARTS)]
+
+
+Prediction = str | PredictedContent
+"""The annotation of a text that most of the answer is expected to be, to draft from."""
+
+
 class Speculation(Body):
     """enabled: False decodes plainly, to the same text. max: longest draft per round, in tokens. trace: the
     chunks of a stream name the drafters of their tokens; "full" includes rejected draft tokens. memory: False
     neither drafts from earlier requests nor lets later ones draft from this one. exact: the same text with
-    and without drafts, on every device.
+    and without drafts, on every device. prediction: a text that most of the answer is expected to be.
     """
 
     enabled: bool = True
@@ -166,9 +184,10 @@ class Speculation(Body):
     trace: TraceChoice = False
     memory: bool = True
     exact: bool = False
+    prediction: Prediction | None = None
 
     def engine_fields(self) -> JsonObject:
-        """The fields of protocol.Generate that these set."""
+        """The fields of protocol.Generate that these set, besides the prediction."""
         full = self.trace == "full"
         return {
             "speculate": self.enabled, "draft_max": self.max, "exact": self.exact, "show_rejected": full,
@@ -330,7 +349,7 @@ class LogprobFields(RequestBody):
 class GenerationFields(StructuredFields, LogprobFields):
     """Fields of all bodies that request texts, besides the prompt and the sampling parameters.
 
-    keep_alive: seconds, negative for ever.
+    keep_alive: seconds, negative for ever. prediction: as in `speculation`.
     """
 
     model: ModelName | None = None
@@ -338,6 +357,7 @@ class GenerationFields(StructuredFields, LogprobFields):
     speculation: Speculation = Speculation()
     cache: CacheChoice = CacheChoice()
     keep_alive: KeepAlive = None
+    prediction: Prediction | None = None
 
     def prompts(self, server: Mapping[str, Any]) -> Sequence[protocol.PromptInput]:
         """The prompts. server: the server's variables of chat templates. Raises FieldError."""
@@ -349,7 +369,21 @@ class GenerationFields(StructuredFields, LogprobFields):
 
     def engine_fields(self) -> JsonObject:
         """Fields of protocol.Generate besides its prompt and parameters. Raises FieldError."""
-        return {"strict_schema": self.limits.strict, **self.speculation.engine_fields()}
+        return {
+            "strict_schema": self.limits.strict,
+            "prediction": self._predicted_text(),
+            **self.speculation.engine_fields(),
+        }
+
+    def _predicted_text(self) -> str:
+        """The text of the prediction, "" without one. Raises FieldError for two."""
+        given, own = self.prediction, self.speculation.prediction
+        if given is not None and own is not None:
+            raise FieldError("prediction and speculation.prediction are both given", "prediction")
+        text = first(given, own, "")
+        if isinstance(text, PredictedContent):
+            text = text.content
+        return text if isinstance(text, str) else "".join(part.text for part in text)
 
     def generations(
         self, defaults: Mapping[str, Any], server: Mapping[str, Any], **more: Any
