@@ -425,8 +425,10 @@ def _naming_prediction() -> Iterator[None]:
     try:
         yield
     except ContextLengthError as error:
-        message, details = error.message.replace("prompt", "prediction", 1), {"param": "prediction"}
-        raise ContextLengthError(message, error.hint, {**error.details, **details}) from None
+        n, n_ctx = error.details["n_prompt_tokens"], error.details["n_ctx"]
+        problem = f"the prediction has {n} tokens or more, which exceeds the available context size of {n_ctx}"
+        hint = f"send a shorter one, or use {option('n_ctx', n)} or more"
+        raise ContextLengthError(problem, hint, {"param": "prediction", "n_ctx": n_ctx}) from None
 
 
 def _check_ids(ids: Sequence[int], model: LlamaModel, param: str) -> None:
