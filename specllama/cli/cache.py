@@ -1,10 +1,10 @@
-"""`specllama cache`: evaluated prompts that are kept on disk; `cache rm`, `cache clear`."""
+"""`specllama cache`: evaluated prompts, and answers to draft from, on disk; `cache rm`, `cache clear`."""
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from specllama.cli import console
@@ -20,6 +20,7 @@ from specllama.prefix_disk.directory import (
     listed,
     remove_states,
 )
+from specllama.prefix_disk.memory_store import StoredMemory, listed_memories
 from specllama.text.terminal import printable
 from specllama.wording import counted
 
@@ -30,15 +31,17 @@ Examples:
   specllama cache clear
 
 A prompt on disk can be read back as text. It is kept for the model, the build and the settings that it was
-evaluated with, in files that only you may read, within --cache-disk; --cache-disk 0 keeps none.
+evaluated with, in files that only you may read, within --cache-disk; --cache-disk 0 keeps none. So are the
+latest answers of each key, to draft from after a restart ("answers"); --no-memory keeps none.
 """
+_MEMORY, _ID_LENGTH = "memory", 12
 
 
 def ls(given: Mapping[str, Any]) -> int:
-    """Print the states on disk, the newest first; returns 0. Raises ResourceError."""
-    directory, states = _states()
-    now, n_bytes = time.time(), sum(one.state.file_bytes for one in states)
-    about = [_about(state, now) for state in states]
+    """Print what is on disk, the newest first; returns 0. Raises ResourceError."""
+    directory, kept = _kept()
+    about = sorted(kept.values(), key=lambda one: float(one["age_seconds"]))
+    n_bytes = sum(one["bytes"] for one in about)
     report = {"schema": "specllama.cache/1", "path": str(directory.path), "bytes": n_bytes, "states": about}
     return console.report(given, report, _lines(report, console.width()))
 
@@ -48,11 +51,14 @@ def _lines(report: JsonObject, width: int | None) -> Iterator[str]:
     if not states:
         yield from wrapped(f"no prompts are kept in {path}", width)
         return
-    yield from wrapped(f"{counted(len(states), 'prompt')}, {size(report['bytes'])}, in {path}", width)
+    n_memories = sum(state["kind"] == _MEMORY for state in states)
+    what = [counted(len(states) - n_memories, "prompt")]
+    what += [f"answers of {counted(n_memories, 'key')}"] if n_memories else []
+    yield from wrapped(f"{' and '.join(what)}, {size(report['bytes'])}, in {path}", width)
     rows = [
         (
             state["id"],
-            printable(state["model"]) or "unknown",
+            (printable(state["model"]) or "unknown") + (" (answers)" if state["kind"] == _MEMORY else ""),
             str(state["tokens"]),
             size(state["bytes"]),
             age(state["age_seconds"]),
@@ -64,35 +70,35 @@ def _lines(report: JsonObject, width: int | None) -> Iterator[str]:
 
 
 def rm(given: Mapping[str, Any]) -> int:
-    """Remove states by their ids, or all of a model by its name; returns 0.
+    """Remove what has these ids, or is of a model of this name; returns 0.
 
     Raises NotFoundError, before anything is removed, and ResourceError.
     """
-    directory, states = _states()
-    chosen = {one.state.name: one for name in given["names"] for one in _named(name, states)}
+    directory, kept = _kept()
+    chosen = {file: kept[file] for name in given["names"] for file in _named(name, kept)}
     with _possible(directory):
         remove_states(directory, chosen)
-    removed: list[JsonObject] = [
-        {"id": s.id, "model": s.model, "bytes": s.state.file_bytes} for s in chosen.values()
-    ]
+    shown = "id", "model", "bytes"
+    removed: list[JsonObject] = [{name: one[name] for name in shown} for one in chosen.values()]
     lines = (f"removed {s['id']}, {printable(s['model'])}, {size(s['bytes'])} freed" for s in removed)
     return console.report(given, {"schema": "specllama.cache-rm/1", "removed": removed}, lines)
 
 
 def remove_all(given: Mapping[str, Any]) -> int:
-    """Remove all states; returns 0. Raises ResourceError."""
+    """Remove all that is on disk; returns 0. Raises ResourceError."""
     directory = StateDirectory(default_directory())
     with _possible(directory):
         n, n_bytes = clear(directory)
     report = {"schema": "specllama.cache-clear/1", "removed": n, "bytes": n_bytes}
-    return console.report(given, report, [f"removed {counted(n, 'prompt')}, {size(n_bytes)} freed"])
+    return console.report(given, report, [f"removed {counted(n, 'file')}, {size(n_bytes)} freed"])
 
 
-def _states() -> tuple[StateDirectory, list[ListedState]]:
-    """Raises ResourceError."""
-    directory = StateDirectory(default_directory(), console.note)
+def _kept() -> tuple[StateDirectory, dict[str, JsonObject]]:
+    """The directory, and what is known of each of its files. Raises ResourceError."""
+    directory, now = StateDirectory(default_directory(), console.note), time.time()
     with _possible(directory):
-        return directory, listed(directory)
+        kept = {one.state.name: _about(one, now) for one in listed(directory)}
+        return directory, kept | {one.name: _about_memory(one, now) for one in listed_memories(directory)}
 
 
 @contextlib.contextmanager
@@ -105,10 +111,10 @@ def _possible(directory: StateDirectory) -> Iterator[None]:
         raise ResourceError(f"{directory.path} cannot be used: {why}", hint) from None
 
 
-def _named(name: str, states: Sequence[ListedState]) -> list[ListedState]:
-    """The states that a name means: the beginning of one id, or the name of a model. Raises NotFoundError."""
-    matches = [one for one in states if one.model == name]
-    by_id = [one for one in states if len(name) >= 4 and one.state.name.startswith(name)]
+def _named(name: str, kept: Mapping[str, JsonObject]) -> list[str]:
+    """The files that a name means: the beginning of one id, or the name of a model. Raises NotFoundError."""
+    matches = [file for file, one in kept.items() if one["model"] == name]
+    by_id = [file for file in kept if len(name) >= 4 and file.startswith(name)]
     if not matches and len(by_id) == 1:
         return by_id
     if not matches:
@@ -127,4 +133,17 @@ def _about(one: ListedState, now: float) -> JsonObject:
         "seconds": one.state.meta.seconds,
         "age_seconds": max(0.0, now - one.changed),
         "uses": one.uses,
+    }
+
+
+def _about_memory(one: StoredMemory, now: float) -> JsonObject:
+    return {
+        "id": one.name[:_ID_LENGTH],
+        "model": one.model,
+        "kind": _MEMORY,
+        "tokens": one.n_tokens,
+        "bytes": one.n_bytes,
+        "seconds": 0.0,
+        "age_seconds": max(0.0, now - one.changed),
+        "uses": 1,
     }

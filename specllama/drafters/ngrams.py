@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol, overload
 
 import numpy as np
@@ -161,6 +161,11 @@ class Ring(Sequence[int]):
         self._n_indexed = 0  # tokens of the first pending text
 
     @property
+    def n_pending(self) -> int:
+        """Tokens that are not indexed yet."""
+        return self._n_pending - self._n_indexed
+
+    @property
     def n_bytes(self) -> int:
         """Bytes of memory, pending texts not included."""
         return self._ids.nbytes + self._earlier.nbytes + self._latest.nbytes
@@ -172,7 +177,7 @@ class Ring(Sequence[int]):
             return
         self._pending.append(kept)
         self._n_pending += len(kept)
-        while self._n_pending - self._n_indexed > self.size:
+        while self.n_pending > self.size:
             self._drop_first()
 
     def _drop_first(self) -> None:
@@ -192,7 +197,7 @@ class Ring(Sequence[int]):
             self._n_indexed += len(piece)
             if self._n_indexed >= len(text):
                 self._drop_first()
-        return self._n_pending - self._n_indexed
+        return self.n_pending
 
     def _write(self, ids: np.ndarray[tuple[int], np.dtype[np.int32]]) -> None:
         """Append ids to the ring, over the oldest ones."""
@@ -295,10 +300,17 @@ N_CONTEXT = N_GRAM - 1  # ids before a text that are kept with it, so that a mat
 
 
 class RequestHistory:
-    """Outputs of earlier requests, by scope. bits: a ring holds 2**bits tokens. max_scopes: rings kept."""
+    """Outputs of earlier requests, by scope. bits: a ring holds 2**bits tokens. max_scopes: rings kept. load:
+    the texts with which the ring of a scope begins.
+    """
 
-    def __init__(self, bits: int = RING_BITS, max_scopes: int = MAX_SCOPES) -> None:
-        self.bits, self.max_scopes = bits, max_scopes
+    def __init__(
+        self,
+        bits: int = RING_BITS,
+        max_scopes: int = MAX_SCOPES,
+        load: Callable[[str], Iterable[Sequence[int]]] = lambda _: (),
+    ) -> None:
+        self.bits, self.max_scopes, self.load = bits, max_scopes, load
         self._rings: dict[str, Ring] = {}  # the most recently used one last
 
     def ring(self, scope: str) -> Ring:
@@ -306,15 +318,33 @@ class RequestHistory:
         ring = self._rings.pop(scope, None)
         if ring is None:
             ring = Ring(self.bits)
+            for text in self.load(scope):
+                ring.add(text)
         self._rings[scope] = ring
         if len(self._rings) > self.max_scopes:
             del self._rings[next(iter(self._rings))]
         return ring
 
-    def keep(self, scope: str, history: Sequence[int], n_prompt: int) -> None:
-        """Keep the ids after the first `n_prompt`. They are indexed piece by piece, in later rounds."""
-        if len(history) > n_prompt:
-            self.ring(scope).add(history[max(0, n_prompt - N_CONTEXT) :])
+    def keep(self, scope: str, history: Sequence[int], n_prompt: int) -> Sequence[int]:
+        """Keep the ids after the first `n_prompt`. They are indexed piece by piece, in later rounds. Returns
+        what is kept, with some ids before.
+        """
+        text = history[max(0, n_prompt - N_CONTEXT) :] if len(history) > n_prompt else ()
+        if text:
+            self.ring(scope).add(text)
+        return text
+
+    @property
+    def pending(self) -> Ring | None:
+        """A ring with texts that are not indexed yet."""
+        return next((ring for ring in self._rings.values() if ring.n_pending), None)
+
+    def index_pending(self, n_tokens: int) -> bool:
+        """Index so many tokens of one ring; returns whether something was pending."""
+        ring = self.pending
+        if ring is not None:
+            ring.index_pending(n_tokens)
+        return ring is not None
 
     @property
     def n_bytes(self) -> int:

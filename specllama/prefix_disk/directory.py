@@ -27,8 +27,9 @@ from specllama.regular_file import open_regular, read_regular
 
 LOCK_SECONDS = 10.0  # that another process may hold the lock
 _STATE = re.compile(r"[0-9a-f]{32}\.state")
+MEMORY = re.compile(r"[0-9a-f]{32}\.memory")  # texts of earlier requests, see memory_store.py
 _UNFINISHED = re.compile(r"\.[0-9a-f]{32}\.state\.[0-9a-f]{16}\.tmp")
-_UNFINISHED_LEDGER = re.compile(r"\.index\.json\.[0-9a-f]{16}\.tmp")
+_UNFINISHED_WRITE = re.compile(r"\.(index\.json|[0-9a-f]{32}\.memory)\.[0-9a-f]{16}\.tmp")
 _SECRET_BYTES = 32
 _MAX_LINES = 8  # about broken files, of one reading of the directory
 Say = Callable[[str], None]
@@ -112,9 +113,9 @@ class StateDirectory:
         except OSError:
             return 0
 
-    def sizes(self) -> dict[str, int]:
-        """Bytes of each state by name. Raises OSError."""
-        return {name: n for name, n in self._files() if _STATE.fullmatch(name)}
+    def sizes(self, of: re.Pattern[str] = _STATE) -> dict[str, int]:
+        """Bytes of each state by name, or of other files with such names. Raises OSError."""
+        return {name: n for name, n in self._files() if of.fullmatch(name)}
 
     def unfinished_sizes(self) -> dict[str, int]:
         """The states that are being written, as large as they will be, by their names. Raises OSError."""
@@ -201,7 +202,7 @@ class StateDirectory:
         n = 0
         for name, _ in list(self._files()):
             path = self.path / name
-            if _UNFINISHED_LEDGER.fullmatch(name) or (_UNFINISHED.fullmatch(name) and not _is_held(path)):
+            if _UNFINISHED_WRITE.fullmatch(name) or (_UNFINISHED.fullmatch(name) and not _is_held(path)):
                 path.unlink(missing_ok=True)
                 n += 1
         return n
@@ -289,13 +290,13 @@ def remove_states(directory: StateDirectory, names: Iterable[str]) -> None:
 
 
 def clear(directory: StateDirectory) -> tuple[int, int]:
-    """Remove all states, those that cannot be read and unfinished ones too; returns how many, and their
-    bytes. What a server is writing does not appear afterwards. Raises OSError.
+    """Remove all states and texts, those that cannot be read and unfinished ones too; returns how many, and
+    their bytes. What a server is writing does not appear afterwards. Raises OSError.
     """
     if not directory.open(create=False) and not directory.path.is_dir():
         return 0, 0
     with directory.locked():
-        sizes = {**directory.sizes(), **directory.unfinished_sizes()}
+        sizes = {**directory.sizes(), **directory.unfinished_sizes(), **directory.sizes(MEMORY)}
         for name in sizes:
             directory.remove(name)
     return len(sizes), sum(sizes.values())

@@ -30,6 +30,7 @@ from specllama.models.memory.available import available_memory
 from specllama.prefix_disk.directory import StateDirectory, default_directory
 from specllama.prefix_disk.disk_store import DiskStore
 from specllama.prefix_disk.eviction import automatic_budget
+from specllama.prefix_disk.memory_store import MemoryStore
 from specllama.processor_time import WorkMeter, of_thread
 from specllama.text.template_process import IsolatedTemplate, TemplateProcess
 from specllama.worker.conversations import detokenize
@@ -46,13 +47,16 @@ if TYPE_CHECKING:
     from specllama.worker.tuning.tuner import Tuner
 
 _PREFILL_REPORT_SECONDS = 0.5  # between two reports of a prefill
+_MEMORY_SECONDS = 1.0  # at most, for writing texts at the end
+_INDEXED_WHEN_IDLE = 16384  # tokens of earlier texts at a time, in 4 ms
 
 
 @dataclass(slots=True, kw_only=True)
 class LoadedEngine:
     """A loaded pair and its engine.
 
-    running: the generations; the intake adds to them. persister: prompts on disk, None where none are kept.
+    running: the generations; the intake adds to them. persister: prompts on disk, None where none are kept;
+    memory: texts on disk, likewise.
     tuner: while the engine is tuned. held: requests, with the bytes of their messages, that wait until it is
     decided how to be exact.
     """
@@ -66,6 +70,7 @@ class LoadedEngine:
     slot_actions: SlotActions
     send: Send
     persister: PrefixPersister | None = None
+    memory: MemoryStore | None = None
     tuner: Tuner | None = None
     held: list[tuple[protocol.Generate, int]] = field(default_factory=list)
     _step_seconds: float = 0.0
@@ -107,7 +112,11 @@ class LoadedEngine:
             return 0.0
         if self.intake.busy:
             return None
-        due = [self.idle.due_in, self.persister.due_in if self.persister is not None else None]
+        history, due = self.loaded.history, [self.idle.due_in]
+        if self.persister is not None:
+            due.append(self.persister.due_in)
+        if history is not None and history.pending:
+            due.append(0.0)
         return min((seconds for seconds in due if seconds is not None), default=None)
 
     @property
@@ -125,7 +134,7 @@ class LoadedEngine:
         if not self.decoding:
             if self.persister is not None and self.persister.due_in == 0.0:
                 self.persister.persist()
-            else:
+            elif self.loaded.history is None or not self.loaded.history.index_pending(_INDEXED_WHEN_IDLE):
                 self.idle.measure()
             return
         started = running_time()
@@ -246,7 +255,9 @@ class LoadedEngine:
         text, runs = r.writer.finish()
         scope = g.request.history_scope
         if self.loaded.history is not None and scope is not None:
-            self.loaded.history.keep(scope, g.history, g.n_prompt)
+            text = self.loaded.history.keep(scope, g.history, g.n_prompt)
+            if self.memory is not None and g.request.kept:
+                self.memory.add(scope, text)
         if (chat := r.message.chat) is not None:
             self.intake.prompts.turns.keep(r.id, chat.messages, g.history, g.n_prompt, chat.prefix)
         self.send(self._done(r, text, runs, unmeasured))
@@ -297,6 +308,8 @@ class LoadedEngine:
             from specllama.worker.measured_gain import store_answers
 
             store_answers(self.loaded)
+        if self.memory is not None:
+            self.memory.close(_MEMORY_SECONDS)
         if self.persister is not None and not self.busy:
             self.persister.close()
 
@@ -355,18 +368,24 @@ def open_engine(
     idle = IdleMeasurer(loaded, engine, order.measure_when_idle)
     prompts = Prompts(loaded, process)
     persister, running = _prefix_persister(loaded, engine.scheduler.store, send), list[SequenceOutput]()
+    memory = None
+    if persister is not None and loaded.history is not None and loaded.memory_key:
+        name, say = loaded.header.name, _notice(send)
+        memory = MemoryStore(default_directory(), loaded.memory_key, name, say)
+        loaded.history.load = memory.load
     idle.apply()
     exact = ExactMode(loaded, engine, idle)
     opened = LoadedEngine(
         loaded=loaded,
         engine=engine,
         running=running,
-        intake=RequestIntake(loaded, engine, prompts, running, send, post, persister),
+        intake=RequestIntake(loaded, engine, prompts, running, send, post, persister, memory),
         idle=idle,
         exact=exact,
         slot_actions=SlotActions(loaded, engine, send),
         send=send,
         persister=persister,
+        memory=memory,
     )
     notes = template_notes(loaded.model, prompts.template) if prompts.works else []
     if prompts.problem is not None:
@@ -416,11 +435,15 @@ def _prefix_persister(loaded: Loaded, store: PrefixStore, send: Send) -> PrefixP
         budget,
         loaded.prefix_key,
         model=loaded.header.name,
-        say=lambda text: send(protocol.Notice(text)),
+        say=_notice(send),
     )
     return PrefixPersister(
         store, open_disk, directory.exists(), s.kept_seconds, running_time, loaded.draft_prefix_key
     )
+
+
+def _notice(send: Send) -> Callable[[str], None]:
+    return lambda text: send(protocol.Notice(text))
 
 
 _LEAST_SECONDS = 30.0  # of work that a step may take

@@ -31,6 +31,7 @@ from specllama.core.sequence import Generation, Request, TokenLogprobs
 from specllama.core.stats import RunStats
 from specllama.errors import BusyError, EngineError, SpecllamaError, UsageError
 from specllama.llama.model import LlamaModel, end_of_turn_id
+from specllama.prefix_disk.memory_store import MemoryStore
 from specllama.processor_time import WorkMeter, of_thread
 from specllama.text.detokenizer import TokenWriter
 from specllama.text.terminal import printable
@@ -331,8 +332,9 @@ class RequestIntake:
         send: Send,
         post: Callable[[Callable[[], None]], None] | None,
         persister: PrefixPersister | None = None,
+        memory: MemoryStore | None = None,
     ) -> None:
-        self.prompts, self.persister = prompts, persister
+        self.prompts, self.persister, self._memory = prompts, persister, memory
         self._loaded, self._engine, self._running = loaded, engine, running
         self._send, self._post = send, post
         self._preparer, self._reader = Preparer(), Preparer()
@@ -492,6 +494,8 @@ class RequestIntake:
         if stored is not None and self.persister is not None:
             self.persister.was_read(stored)
         message, model, prompt = made.message, self._loaded.model, made.prompt
+        if self._memory is not None:
+            self._memory.note_scope(message.owner, message.disk_scope)
         for note in made.notes:
             self._send(protocol.Notice(printable(note)))
         chat, calls = message.chat, self.prompts.calls

@@ -35,6 +35,7 @@ from specllama.models.memory.plan import (
     spare_cells,
 )
 from specllama.pair.check import HeadVerdict, PairVerdict
+from specllama.prefix_disk.scopes import model_key
 from specllama.text.grammar import Grammars
 from specllama.worker.draft import (
     CheckedDrafts,
@@ -64,7 +65,8 @@ class Loaded:
     drafters: in the order in which they draft. off_reason: why nothing drafts, "" if something does.
     verdicts: on the draft model and on the head. draft: a draft model. head: in a file of its own or inside
     the target. history: the output of earlier requests, None if it is not kept.
-    prefix_key, draft_prefix_key: of their prefix states on disk, "" for none.
+    prefix_key, draft_prefix_key: of their prefix states on disk, memory_key: of the target's texts there; ""
+    for none.
     """
 
     settings: LoadSettings
@@ -83,6 +85,7 @@ class Loaded:
     load_seconds: float = 0.0
     prefix_key: str = ""
     draft_prefix_key: str = ""
+    memory_key: str = ""
 
     @property
     def slow_step_seconds(self) -> float:
@@ -206,6 +209,7 @@ def load(
         running_time() - started,
         prefix_key(header, context, files, settings),
         prefix_key(draft.header, draft.context, draft_files, settings) if draft is not None else "",
+        model_key(files, {}, {}) if files else "",
     )
 
 

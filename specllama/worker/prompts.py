@@ -426,7 +426,7 @@ def _naming_prediction() -> Iterator[None]:
         yield
     except ContextLengthError as error:
         n, n_ctx = error.details["n_prompt_tokens"], error.details["n_ctx"]
-        problem = f"the prediction has {n} tokens or more, which exceeds the available context size of {n_ctx}"
+        problem = f"the prediction has at least {n} tokens, which exceeds the context size of {n_ctx}"
         hint = f"send a shorter one, or use {option('n_ctx', n)} or more"
         raise ContextLengthError(problem, hint, {"param": "prediction", "n_ctx": n_ctx}) from None
 

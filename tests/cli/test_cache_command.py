@@ -79,7 +79,7 @@ def test_clears(command: Command, kept: Path) -> None:
     (kept / ("0" * 32 + ".state")).write_bytes(b"broken")
     (kept / "notes.txt").write_text("mine")
     result = command("cache", "clear")
-    assert (result.code, result.out) == (0, "removed 4 prompts, 5.0 MB freed\n")
+    assert (result.code, result.out) == (0, "removed 4 files, 5.0 MB freed\n")
     assert states(kept) == []
     assert (kept / "notes.txt").read_text() == "mine"
     assert command("cache", "clear", "--json").json == {

@@ -1,4 +1,4 @@
-"""The drafter of predictions: where its copy begins, how it goes on after changes, what it leaves to others."""
+"""The drafter of predictions: where its copy begins, how it follows changes, what it leaves to others."""
 
 from __future__ import annotations
 
