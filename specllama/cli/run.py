@@ -116,7 +116,7 @@ def run(given: Mapping[str, Any]) -> int:
     request = _request(values, params)
     if "prediction" in values:
         request = replace(request, prediction=read_text(values["prediction"], "prediction"))
-    values["no_memory"] = True  # there are no earlier requests to draft from
+    values["no_memory"] = True  # one request has no earlier ones
     settings = prepared(_loaded(values), values)  # last: it may download
     as_json, log = values.get("json", False), log_file(values)
     verbose = values.get("verbose", False) or log is not None

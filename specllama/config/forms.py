@@ -156,7 +156,7 @@ def _adapters(paths: list[str], name: str) -> tuple[tuple[str, float], ...]:
     return tuple((existing_file(path, name), 1.0) for path in paths)
 
 
-def existing_file(path: str, name: str) -> str:
+def existing_file(path: str, name: str, hint: str = "give the path of a GGUF file") -> str:
     """The path with the home directory for ~, if there is a file. Raises NotFoundError, UsageError."""
     if not path or "\0" in path:
         raise UsageError("needs the path of a file", option=name)
@@ -166,8 +166,21 @@ def existing_file(path: str, name: str) -> str:
     except OSError as error:
         raise UsageError(f": {path} cannot be used: {error.strerror or error}", option=name) from None
     if not there:
-        raise NotFoundError(f": there is no file {path}", "give the path of a GGUF file", option=name)
+        raise NotFoundError(f": there is no file {path}", hint, option=name)
     return str(file)
+
+
+def _absolute(path: Any, name: str) -> str:
+    """The absolute path of a file or folder that exists. Raises NotFoundError, UsageError."""
+    if not isinstance(path, (str, os.PathLike)) or not isinstance(plain := os.fspath(path), str):
+        raise UsageError(f"must be the path of a file or folder, not {quoted(path)}", option=name)
+    return os.path.abspath(existing_file(plain, name, "give a file, a folder or a repository"))
+
+
+def _paths(given: Any, name: str) -> tuple[str, ...]:
+    if not isinstance(given, Sequence):
+        raise UsageError(f"must be a list of paths, not {quoted(given)}", option=name)
+    return tuple(_absolute(path, name) for path in ([given] if isinstance(given, str) else given))
 
 
 def disk_bytes(text: str, name: str = "cache_disk") -> int:
@@ -255,6 +268,7 @@ LAYERS = Form(_layers, layers_of, "Layers")
 NAMES = _separated(_names, names_of, "str")
 OVERRIDES = Form(_overrides, _list_of("pairs", _pair), "Sequence[tuple[str, str]]", list)
 SHARES = _separated(_shares, _list_of("numbers", float), "float")
+PATHS = Form(_paths, _paths, "Sequence[str] | str", list)
 ADAPTERS = Form(_adapters, _list_of("pairs", _scaled_adapter), "Sequence[tuple[str, float]]", list)
 ENDPOINTS = _separated(
     lambda text, _: endpoints(text), lambda value, name: endpoints(names_of(value, name)), "str"

@@ -25,6 +25,7 @@ from specllama.config.forms import (
     NAMES,
     NEGATED,
     OVERRIDES,
+    PATHS,
     RAM_BYTES,
     SHARES,
     TEMPLATE,
@@ -186,10 +187,10 @@ class LoadSettings:
     without drafts, whatever it costs. exact_width: rows of every decode then; None: measured where one width
     is needed. calibrate: measure what is missing after the first answer, and store it with what was learnt.
     chat_template: overrides the model's own. tool_format: how the model writes tool calls, by name; "auto":
-    by its chat template. rpc: workers that hold the target, "host:port" each. memory: let "copy" also draft
-    from earlier texts of the process. schema_open: objects of JSON schemas may have properties that the
-    schemas do not name, where they do not say. cache_disk: bytes on disk for evaluated prompts, AUTO decides
-    by the free disk, 0 keeps and reads none. kept_seconds: that reading a prompt again would take, from which
+    by its chat template. rpc: workers that hold the target, "host:port" each. memory: "copy" also drafts from
+    earlier texts; memory_from: and from these files and folders. schema_open: objects of JSON schemas may
+    have properties that the schemas do not name, where they do not say. cache_disk: bytes on disk for
+    evaluated prompts, AUTO decides by the free disk, 0 keeps and reads none. kept_seconds: that reading a prompt again would take, from which
     on it is kept there. cache_ram: bytes of memory for evaluated prompts, AUTO for a quarter of what is free.
     ctx_checkpoints: most partial states of a text, None for as many as are worth their memory.
     """
@@ -229,8 +230,12 @@ class LoadSettings:
         True, "--no-calibrate", "do not measure after the answer, and store nothing", name="no_calibrate",
         form=NEGATED)
     memory: bool = _drafting(
-        True, "--no-memory", "draft only from this request, not from earlier ones of the process",
+        True, "--no-memory", "draft only from this request, not from earlier ones",
         name="no_memory", form=NEGATED)
+    memory_from: tuple[str, ...] = _drafting(
+        (), "--memory-from",
+        "also draft from this file, folder or repository, read while nothing is asked; may be repeated",
+        "PATH", scope=Scope.USER, form=PATHS)
     chat_template: str | None = _prompt(
         None, "--chat-template", "a Jinja template, or llama.cpp's name of one, instead of the model's own",
         "TEXT",

@@ -57,6 +57,7 @@ class LoadOptions(TypedDict, total=False):
     exact_width: int | None
     calibrate: bool
     memory: bool
+    memory_from: Sequence[str] | str
     tool_format: str
     rpc: Sequence[str] | str
     schema_open: bool

@@ -239,7 +239,7 @@ TUNING = table("Tune",
     row("json", "--json", bool, "one JSON object on stdout instead of the tables"),
 )
 # fmt: on
-_BENCH_DECIDES = ("draft_max", "draft_min", "draft_p_min", "no_calibrate", "no_memory")
+_BENCH_DECIDES = ("draft_max", "draft_min", "draft_p_min", "no_calibrate", "no_memory", "memory_from")
 _TUNE_DECIDES = (*_BENCH_DECIDES, "draft_model", "exact")
 
 

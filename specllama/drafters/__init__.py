@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 class DrafterInputs:
     """The parts that drafters are made from. n_vocab, end_ids: of the target. draft_context: of the draft
     model, None without one. head: a trained head of the target, None without one. confident: whether the
-    policy uses confidences. history: texts of earlier requests, None where they are not kept. translation: of
+    policy uses confidences. history: texts of earlier requests, None where they are not kept; corpus: texts
+    of files, None without any. translation: of
     a draft model with another vocabulary than the target, whose context it is.
     """
 
@@ -33,6 +34,7 @@ class DrafterInputs:
     head: DraftHead | BlockHead | None = None
     confident: bool = True
     history: RequestHistory | None = None
+    corpus: RequestHistory | None = None
     translation: Translation | None = None
 
 
@@ -64,11 +66,11 @@ class DrafterEntry:
         return self.option or self.name
 
 
-def _factory(module: str) -> Callable[[DrafterInputs], Drafter | None]:
-    """The function `make` of a file in this package, which is imported at the first call."""
+def _factory(module: str, name: str = "make") -> Callable[[DrafterInputs], Drafter | None]:
+    """A function of a file in this package, which is imported at the first call."""
 
     def make(inputs: DrafterInputs) -> Drafter | None:
-        made: Drafter | None = import_module(f"specllama.drafters.{module}").make(inputs)
+        made: Drafter | None = getattr(import_module(f"specllama.drafters.{module}"), name)(inputs)
         return made
 
     return make
@@ -81,6 +83,7 @@ GRAMMAR = DrafterEntry(
 PREDICTION = DrafterEntry("prediction", _factory("prediction"), "prediction", option="copy")
 COPY = DrafterEntry("copy", _factory("copy"), "copy")
 HISTORY = DrafterEntry("memory", _factory("history"), "memory", option="copy")
+CORPUS = DrafterEntry("corpus", _factory("history", "make_corpus"), "corpus", option="copy")
 MODEL = DrafterEntry(
     "model", _factory("foreign"), "model", needs_draft_model=True, runs_model=True, continues=True
 )  # fmt: skip
@@ -91,7 +94,8 @@ HEAD = DrafterEntry(
 )  # fmt: skip
 
 # In the order in which they are tried.
-REGISTRY: dict[str, DrafterEntry] = {e.name: e for e in (GRAMMAR, PREDICTION, COPY, HISTORY, MODEL, HEAD)}
+_ENTRIES = GRAMMAR, PREDICTION, COPY, HISTORY, CORPUS, MODEL, HEAD
+REGISTRY: dict[str, DrafterEntry] = {entry.name: entry for entry in _ENTRIES}
 
 
 def words() -> tuple[str, ...]:

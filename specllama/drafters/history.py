@@ -1,4 +1,5 @@
-"""The drafter `memory`: copies from the outputs of earlier requests of the same scope.
+"""The drafter `memory`: copies from the outputs of earlier requests of the same scope; and `corpus`, the same
+from files that the user has named.
 
 Extraction, classification and agent loops write similar texts in every request (SuffixDecoding, Oliaro et al.
 2024, arXiv 2411.04975). The texts of a scope are in a ring of the request history (ngrams.py);
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from specllama.core.interfaces import Mask, Sampler
-from specllama.drafters import HISTORY, DrafterInputs
+from specllama.drafters import CORPUS, HISTORY, DrafterInputs
 from specllama.drafters.copy import CopiedText, OtherTextDrafter
 from specllama.drafters.ngrams import MAX_COMPARED, RequestHistory, Ring, RingIndex
 
@@ -61,6 +62,20 @@ class HistoryDrafter(OtherTextDrafter, like=HISTORY):
         self._rings.pop(seq_id, None)
 
 
+class CorpusDrafter(HistoryDrafter, like=CORPUS):
+    """Drafts from files that the user has named, whoever asks."""
+
+    remembers = False
+
+    def set_scope(self, seq_id: int, scope: str | None) -> None:
+        """The corpus has no scopes."""
+
+
 def make(inputs: DrafterInputs) -> HistoryDrafter | None:
     """The drafter, None where no texts are kept."""
     return None if inputs.history is None else HistoryDrafter(inputs.history)
+
+
+def make_corpus(inputs: DrafterInputs) -> CorpusDrafter | None:
+    """The drafter of the corpus, None without one."""
+    return None if inputs.corpus is None else CorpusDrafter(inputs.corpus)

@@ -339,12 +339,10 @@ class RequestHistory:
         """A ring with texts that are not indexed yet."""
         return next((ring for ring in self._rings.values() if ring.n_pending), None)
 
-    def index_pending(self, n_tokens: int) -> bool:
-        """Index so many tokens of one ring; returns whether something was pending."""
-        ring = self.pending
-        if ring is not None:
+    def index_pending(self, n_tokens: int) -> None:
+        """Index so many tokens of one ring."""
+        if (ring := self.pending) is not None:
             ring.index_pending(n_tokens)
-        return ring is not None
 
     @property
     def n_bytes(self) -> int:

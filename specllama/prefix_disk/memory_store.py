@@ -137,7 +137,7 @@ class MemoryStore:
                 self._thread.start()
 
     def close(self, seconds: float) -> None:
-        """Write what waits, for at most so many seconds."""
+        """Write what waits, for at most so many seconds, and end the thread."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -158,7 +158,9 @@ class MemoryStore:
             with self._changed:
                 self._writing = False
                 self._changed.notify_all()
-                self._changed.wait_for(lambda: self._waiting)
+                self._changed.wait_for(lambda: self._waiting or self._closing)
+                if not self._waiting:
+                    return
                 self._changed.wait_for(lambda: self._closing, PAUSE_SECONDS)
                 waiting, self._waiting, self._writing = self._waiting, [], True
             try:
@@ -171,7 +173,8 @@ class MemoryStore:
 
     def _write(self, waiting: Iterable[tuple[str, Sequence[int]]]) -> None:
         """Append texts to the files of their scopes. Raises OSError."""
-        directory, by_scope = self._directory, dict[str, array[int]]()
+        directory = self._directory
+        by_scope: dict[str, array[int]] = {}
         for scope, ids in waiting:
             by_scope.setdefault(scope, array("i")).extend([_END, *ids])
         directory.open(create=True)
@@ -191,7 +194,7 @@ class MemoryStore:
 
 def _texts(ids: array[int]) -> list[array[int]]:
     """The texts between the marks."""
-    texts, begin = list[array[int]](), 0
+    texts, begin = [], 0
     for _ in range(ids.count(_END)):
         end = ids.index(_END, begin)
         texts.append(ids[begin:end])

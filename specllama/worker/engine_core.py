@@ -34,6 +34,7 @@ from specllama.prefix_disk.memory_store import MemoryStore
 from specllama.processor_time import WorkMeter, of_thread
 from specllama.text.template_process import IsolatedTemplate, TemplateProcess
 from specllama.worker.conversations import detokenize
+from specllama.worker.corpus import Corpus
 from specllama.worker.idle import ExactMode, IdleMeasurer
 from specllama.worker.intake import RequestIntake, Send, SequenceOutput, refusing
 from specllama.worker.load_info import inspect_build, load_info
@@ -56,7 +57,7 @@ class LoadedEngine:
     """A loaded pair and its engine.
 
     running: the generations; the intake adds to them. persister: prompts on disk, None where none are kept;
-    memory: texts on disk, likewise.
+    memory: texts on disk, likewise. corpus: files to draft from, None without any.
     tuner: while the engine is tuned. held: requests, with the bytes of their messages, that wait until it is
     decided how to be exact.
     """
@@ -71,6 +72,7 @@ class LoadedEngine:
     send: Send
     persister: PrefixPersister | None = None
     memory: MemoryStore | None = None
+    corpus: Corpus | None = None
     tuner: Tuner | None = None
     held: list[tuple[protocol.Generate, int]] = field(default_factory=list)
     _step_seconds: float = 0.0
@@ -117,6 +119,8 @@ class LoadedEngine:
             due.append(self.persister.due_in)
         if history is not None and history.pending:
             due.append(0.0)
+        if self.corpus is not None:
+            due.append(self.corpus.due_in)
         return min((seconds for seconds in due if seconds is not None), default=None)
 
     @property
@@ -134,7 +138,11 @@ class LoadedEngine:
         if not self.decoding:
             if self.persister is not None and self.persister.due_in == 0.0:
                 self.persister.persist()
-            elif self.loaded.history is None or not self.loaded.history.index_pending(_INDEXED_WHEN_IDLE):
+            elif self.loaded.history is not None and self.loaded.history.pending is not None:
+                self.loaded.history.index_pending(_INDEXED_WHEN_IDLE)
+            elif self.corpus is not None and self.corpus.due_in is not None:
+                self.corpus.step()
+            else:
                 self.idle.measure()
             return
         started = running_time()
@@ -255,9 +263,9 @@ class LoadedEngine:
         text, runs = r.writer.finish()
         scope = g.request.history_scope
         if self.loaded.history is not None and scope is not None:
-            text = self.loaded.history.keep(scope, g.history, g.n_prompt)
+            ids = self.loaded.history.keep(scope, g.history, g.n_prompt)
             if self.memory is not None and g.request.kept:
-                self.memory.add(scope, text)
+                self.memory.add(scope, ids)
         if (chat := r.message.chat) is not None:
             self.intake.prompts.turns.keep(r.id, chat.messages, g.history, g.n_prompt, chat.prefix)
         self.send(self._done(r, text, runs, unmeasured))
@@ -345,6 +353,7 @@ def template_notes(model: LlamaModel, template: IsolatedTemplate) -> list[Note]:
 # Opens an engine: loads a pair, and makes of it what accepts, decodes, measures and keeps.
 
 
+_CORPUS_SECONDS = 20.0  # at most, for reading a corpus at the start
 _OFFLOAD_SHARE = 0.25  # of the free memory that one offloaded idle cache may occupy
 _CACHE_SHARE = 0.25  # of what is free after the load, for all prefix states
 
@@ -373,6 +382,12 @@ def open_engine(
         name, say = loaded.header.name, _notice(send)
         memory = MemoryStore(default_directory(), loaded.memory_key, name, say)
         loaded.history.load = memory.load
+    corpus = None
+    if loaded.corpus is not None:
+        paths, say = settings.memory_from, _notice(send)
+        corpus = Corpus(paths, loaded.corpus, lambda text: loaded.model.tokenize(text, False, False), say)
+        if not order.measure_when_idle:  # it is asked at once, and only then
+            corpus.read(_CORPUS_SECONDS)
     idle.apply()
     exact = ExactMode(loaded, engine, idle)
     opened = LoadedEngine(
@@ -386,6 +401,7 @@ def open_engine(
         send=send,
         persister=persister,
         memory=memory,
+        corpus=corpus,
     )
     notes = template_notes(loaded.model, prompts.template) if prompts.works else []
     if prompts.problem is not None:

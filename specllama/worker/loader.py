@@ -37,6 +37,7 @@ from specllama.models.memory.plan import (
 from specllama.pair.check import HeadVerdict, PairVerdict
 from specllama.prefix_disk.scopes import model_key
 from specllama.text.grammar import Grammars
+from specllama.worker.corpus import BITS
 from specllama.worker.draft import (
     CheckedDrafts,
     LoadedDraft,
@@ -64,7 +65,8 @@ class Loaded:
 
     drafters: in the order in which they draft. off_reason: why nothing drafts, "" if something does.
     verdicts: on the draft model and on the head. draft: a draft model. head: in a file of its own or inside
-    the target. history: the output of earlier requests, None if it is not kept.
+    the target. history: the output of earlier requests, None if it is not kept. corpus: texts of files, None
+    without any.
     prefix_key, draft_prefix_key: of their prefix states on disk, memory_key: of the target's texts there; ""
     for none.
     """
@@ -82,6 +84,7 @@ class Loaded:
     draft: LoadedDraft | None = None
     head: LoadedHead | None = None
     history: RequestHistory | None = None
+    corpus: RequestHistory | None = None
     load_seconds: float = 0.0
     prefix_key: str = ""
     draft_prefix_key: str = ""
@@ -177,7 +180,8 @@ def load(
         draft, problem = open_model(settings, checked.model, header, model, checked.overlap, plan, send)
         problems.append(problem)
     history = RequestHistory() if settings.memory else None
-    drafters = _drafters(settings, model, draft, head, history)
+    corpus = RequestHistory(BITS) if settings.memory_from and settings.copies else None
+    drafters = _drafters(settings, model, draft, head, history, corpus)
     if not any(drafter.remembers for drafter in drafters):
         history = None
     clock = running_time
@@ -206,6 +210,7 @@ def load(
         draft,
         head,
         history,
+        corpus if drafters else None,
         running_time() - started,
         prefix_key(header, context, files, settings),
         prefix_key(draft.header, draft.context, draft_files, settings) if draft is not None else "",
@@ -270,6 +275,7 @@ def _drafters(
     draft: LoadedDraft | None,
     head: LoadedHead | None,
     history: RequestHistory | None,
+    corpus: RequestHistory | None,
 ) -> list[Drafter]:
     """The drafters that the settings name, without those that cannot be used."""
     if settings.draft_max == 0:
@@ -283,6 +289,7 @@ def _drafters(
         head=head.drafting if head is not None else None,
         confident=confident,
         history=history,
+        corpus=corpus,
     )
     made = make_drafters(settings.drafters, inputs)
     if head is not None:

@@ -107,3 +107,48 @@ def test_its_acceptance_table_is_stored_with_the_pair(load: Callable[..., Front]
         assert sum(stored["seen"]) == 1
         ask(again)
         again.core.shut_down()
+
+
+@pytest.fixture
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
+    """Settings with texts on disk."""
+    monkeypatch.setenv("SPECLLAMA_CACHE", str(tmp_path / "cache"))
+    return {"draft_max": 6, "cache_disk": 10**9}
+
+
+def test_memory_is_there_after_a_restart(load: Callable[..., Front], kept: dict[str, object]) -> None:
+    front = load(**kept)
+    text, by = ask(front)
+    assert "memory" not in by
+    front.core.shut_down()
+    again, by = ask(load(**kept))
+    assert again == text
+    assert by["memory"] > 30
+    for other in ({"disk_scope": "another"}, {"owner": "b", "disk_scope": ""}, {"memory": False}):
+        assert "memory" not in ask(load(**kept), **other)[1], other
+    assert "memory" not in ask(load(**{**kept, "cache_disk": 0}))[1]
+
+
+@pytest.mark.parametrize("request_", [{"kept": False}, {"memory": False}, {"disk_scope": ""}])
+def test_what_may_not_be_written_is_not(
+    load: Callable[..., Front], kept: dict[str, object], request_: dict[str, object]
+) -> None:
+    front = load(**kept)
+    ask(front, **request_)
+    front.core.shut_down()
+    assert "memory" not in ask(load(**kept))[1]
+
+
+def test_all_of_a_large_memory_is_indexed_while_idle(
+    load: Callable[..., Front], kept: dict[str, object]
+) -> None:
+    front = load(**kept)
+    history = front.core.loaded.history
+    history.load = lambda _: [list(range(100)) * 1000]
+    ask(front)
+    engine = front.core.loaded_engine
+    while history.pending:
+        assert engine.step_due_in == 0.0
+        before = history.pending.n_pending
+        front.core.step()
+        assert history.pending is None or history.pending.n_pending < before
