@@ -190,9 +190,10 @@ class LoadSettings:
     by its chat template. rpc: workers that hold the target, "host:port" each. memory: "copy" also drafts from
     earlier texts; memory_from: and from these files and folders. schema_open: objects of JSON schemas may
     have properties that the schemas do not name, where they do not say. cache_disk: bytes on disk for
-    evaluated prompts, AUTO decides by the free disk, 0 keeps and reads none. kept_seconds: that reading a prompt again would take, from which
-    on it is kept there. cache_ram: bytes of memory for evaluated prompts, AUTO for a quarter of what is free.
-    ctx_checkpoints: most partial states of a text, None for as many as are worth their memory.
+    evaluated prompts, AUTO decides by the free disk, 0 keeps and reads none. kept_seconds: that reading a
+    prompt again would take, from which on it is kept there. cache_ram: bytes of memory for evaluated prompts,
+    AUTO for a quarter of what is free. ctx_checkpoints: most partial states of a text, None for as many as
+    are worth their memory.
     """
 
     target: ModelSettings

@@ -15,7 +15,7 @@ import subprocess
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
-from typing import BinaryIO
+from typing import IO
 
 from specllama.clock import running_time
 from specllama.config.text_file import TextProblem, decoded
@@ -236,7 +236,7 @@ def _tracked(folder: str) -> Generator[str, None, None]:
         process.stdout.close()
 
 
-def _names(stream: BinaryIO) -> Iterator[bytes]:
+def _names(stream: IO[bytes]) -> Iterator[bytes]:
     """The names in a stream, each of which ends with a NUL."""
     rest = b""
     while data := stream.read(1 << 16):

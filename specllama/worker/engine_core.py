@@ -404,6 +404,8 @@ def open_engine(
         corpus=corpus,
     )
     notes = template_notes(loaded.model, prompts.template) if prompts.works else []
+    if settings.memory_from and corpus is None:
+        notes.append(Note(f"{option('memory_from')} is not read: the drafter copy is off"))
     if prompts.problem is not None:
         notes = [warning(f"{prompts.problem.message}; {option('raw')} works without it")]
     if settings.exact:

@@ -335,7 +335,8 @@ VALUES = {
     "sampling_seq": "ekpmt", "stop": "xyzzy", "log_file": "all.log",
     "json_schema": '{"const": 1}', "logprobs": "1", "cache_disk": "0", "cache_ram": "512",
     "ctx_checkpoints": "4",
-    "draft_vocab": "strict", "draft_tree": "2", "models_dir": ".",
+    "draft_vocab": "strict", "draft_tree": "2", "models_dir": ".", "prediction": os.devnull,
+    "memory_from": str(EMBEDDED_DRAFT),
 }  # fmt: skip
 ALONE = {  # in tests of their own
     "file", "raw", "chat_template_file", "lora", "lora_scaled", "cpu_moe", "cpu_moe_draft", "override_tensor",

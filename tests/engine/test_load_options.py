@@ -133,6 +133,7 @@ AT_RUN_TIME: Mapping[str, str] = {
     "draft_p_min": "worker/loader.py",
     "calibrate": "worker/idle.py",
     "memory": "worker/loader.py",
+    "memory_from": "worker/engine_core.py",
     "chat_template": "worker/prompts.py",
     "tool_format": "worker/prompts.py",
     "rpc": "worker/rpc.py",
