@@ -13,7 +13,7 @@ from tests.support.paths import ROOT
 
 MODULES = (
     "scripts.bench.capacity", "scripts.bench.conversations", "scripts.bench.kernels",
-    "scripts.bench.make_pair", "scripts.bench.peers", "scripts.bench.peers.table",
+    "scripts.bench.known_text", "scripts.bench.make_pair", "scripts.bench.peers", "scripts.bench.peers.table",
     "scripts.bench.prefix_sessions", "scripts.bench.prefix_gaps", "scripts.bench.prefix_restart",
     "scripts.bench.random_shapes", "scripts.bench.reuse", "scripts.bench.texts", "scripts.bench.trim",
     "scripts.bench.trim_gain", "scripts.replay",
