@@ -4,8 +4,8 @@ usage: python -m scripts.bench.known_text rewrite MODEL [--lines 300] [--runs 3]
        python -m scripts.bench.known_text forms MODEL [--forms 20] [--runs 3]
        python -m scripts.bench.known_text corpus MODEL [--tokens 400] [--runs 5] [--corpus PATH]
 
-Texts are given and not the model's own, so that any MODEL does. rewrite: a source file of so many lines, with
-a renamed variable, a new argument and a deleted branch, written after a prompt that has the old file: plainly,
+Texts are given, not the model's own, so that any MODEL does. rewrite: a source file of so many lines, with a
+renamed variable, a new argument and a deleted branch, written after a prompt that has the old file: plainly,
 with the copies of the prompt alone, and with the old file as the prediction. forms: JSON objects of one form
 with other values, without earlier ones, after as many in the same process, and after as many in an earlier
 one. corpus: prose with a corpus that has nothing in common with it and without, in turn. Rates are tokens per
