@@ -328,7 +328,7 @@ class Prompts:
         return Prompt(ids, forced, boundaries, digest, self._predicted(message.prediction))
 
     def _predicted(self, text: str) -> list[int]:
-        """The ids of a prediction. Raises ContextLengthError for one that no answer can have."""
+        """The ids of a prediction. Raises UsageError for one that no answer can have."""
         ids = self._model.tokenize(text, False, False) if text else []
         if len(ids) > self._n_ctx:
             with _naming_prediction():
@@ -428,7 +428,7 @@ def _naming_prediction() -> Iterator[None]:
         n, n_ctx = error.details["n_prompt_tokens"], error.details["n_ctx"]
         problem = f"the prediction has at least {n} tokens, which exceeds the context size of {n_ctx}"
         hint = f"send a shorter one, or use {option('n_ctx', n)} or more"
-        raise ContextLengthError(problem, hint, {"param": "prediction", "n_ctx": n_ctx}) from None
+        raise UsageError(problem, hint, {"param": "prediction"}) from None
 
 
 def _check_ids(ids: Sequence[int], model: LlamaModel, param: str) -> None:

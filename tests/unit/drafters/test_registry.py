@@ -104,9 +104,8 @@ def test_forced_tokens_do_not_count_as_guesses(monkeypatch) -> None:
 
 
 def test_every_entry_makes_its_drafter() -> None:
-    inputs = DrafterInputs(
-        N_VOCAB, {3}, TableContext(N_VOCAB, 64), TableHead(N_VOCAB), history=RequestHistory(8)
-    )
+    texts = {name: RequestHistory(8) for name in ("history", "corpus")}
+    inputs = DrafterInputs(N_VOCAB, {3}, TableContext(N_VOCAB, 64), TableHead(N_VOCAB), **texts)
     made = make_drafters(words(), inputs)
     assert [d.name for d in made] == list(REGISTRY)
     for drafter in made:
