@@ -6,6 +6,7 @@ import dataclasses
 import gc
 import itertools
 import json
+import re
 import threading
 import time
 from collections import Counter
@@ -523,3 +524,31 @@ class TestClosed:
                 use()
         with pytest.raises(EngineDiedError, match="was closed"):
             list(stream)
+
+
+def test_a_prediction_changes_no_text(single: LLM) -> None:
+    plain = single.generate(PROMPTS[:2], GREEDY, speculate=False)
+    text = plain[0].outputs[0].text
+    outputs = single.generate(PROMPTS[:2], GREEDY, prediction=[text, None])
+    assert [output.outputs[0].text for output in outputs] == [output.outputs[0].text for output in plain]
+    assert outputs[0].stats.n_predicted_accept > 5
+    assert outputs[1].stats.n_prediction == 0
+    answer = single.chat(QUESTION, GREEDY, speculate=False)[0].outputs[0].text
+    assert single.chat(QUESTION, GREEDY, prediction=answer)[0].outputs[0].text == answer
+    assert "".join(part.text for part in single.stream(QUESTION, GREEDY, prediction="no")) == answer
+
+
+@pytest.mark.parametrize(
+    ("prediction", "message"),
+    [
+        (5, "prediction must be a text, or one for each prompt, not 5"),
+        ([1], "prediction must be a text, or one for each prompt, not [1]"),
+        (b"x", "prediction must be a text, or one for each prompt, not b'x'"),
+        (["a", "b"], "there are 2 predictions for 1 prompts"),
+    ],
+)
+def test_what_is_no_prediction_is_refused(single: LLM, prediction: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=f"^{re.escape(message)}"):
+        single.generate("x", GREEDY, prediction=prediction)
+    with pytest.raises(UsageError, match="the prediction has at least "):
+        single.generate("x", GREEDY, prediction="zip " * 100_000)

@@ -12,7 +12,7 @@ from specllama.prefix_disk.directory import MEMORY
 from tests.support.serving import START, Reply, Server
 
 QUESTION = [{"role": "user", "content": "What does shutil.copytree do?"}]
-GREEDY = {"temperature": 0, "speculation": {"memory": False}}
+GREEDY = {"temperature": 0, "seed": 1, "speculation": {"memory": False}}
 APIS: dict[str, tuple[str, dict[str, Any], Callable[[Any], str]]] = {
     "chat": (
         "/v1/chat/completions", {"messages": QUESTION, "max_tokens": 40},
@@ -91,7 +91,7 @@ def test_a_prediction_that_is_too_long(exact: Server) -> None:
         ({"prediction": ["a"]}, "prediction"),
         ({"prediction": {"type": "text", "content": "a"}}, "prediction.type"),
         ({"prediction": {"type": "content"}}, "prediction.content"),
-        ({"prediction": {"content": [{"type": "image_url"}]}}, "prediction.type"),
+        ({"prediction": {"content": [{"type": "image_url"}]}}, "prediction.content[0].type"),
         ({"prediction": "a", "speculation": {"prediction": "b"}}, "prediction"),
     ],
 )
