@@ -62,10 +62,11 @@ class CallFormat(ABC):
     reason in a way of their own, in channels, which the reader reads; it is then used for answers without
     tools too. thinks: the tags around that reasoning, None for a family without them. begin: what precedes
     the text of an answer, where the client has begun it; begin_thought: what stands before and after its
-    reasoning, () for what the template shows, or `thinks`. without_tools: variables that the family's
-    templates need where no tools are shown. headers: the tokens with which headers of parts of an answer
-    begin, and the text with which they end; None without headers. described: whether tools, calls and results
-    are written as text whatever the template shows.
+    reasoning, () for what the template shows, or `thinks`. end_thought: what ends a part of the reasoning,
+    and what follows before the next part of the answer; () for `thinks`. without_tools: variables that the
+    family's templates need where no tools are shown. headers: the tokens with which headers of parts of an
+    answer begin, and the text with which they end; None without headers. described: whether tools, calls and
+    results are written as text whatever the template shows.
     """
 
     name: ClassVar[str]
@@ -75,6 +76,7 @@ class CallFormat(ABC):
     thinks: ClassVar[tuple[str, str] | None] = None
     begin: ClassVar[str] = ""
     begin_thought: ClassVar[tuple[str, str] | tuple[()]] = ()
+    end_thought: ClassVar[tuple[str, str] | tuple[()]] = ()
     without_tools: ClassVar[Mapping[str, Any]] = {}
     headers: ClassVar[tuple[tuple[str, ...], str] | None] = None
     described: ClassVar[bool] = False

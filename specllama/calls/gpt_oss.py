@@ -36,6 +36,7 @@ class GptOss(CallFormat):
     reasons = True
     begin = f"{_CHANNEL}final{_MESSAGE}"
     begin_thought = (f"{_CHANNEL}analysis{_MESSAGE}", f"{_NEXT}{_CHANNEL}final{_MESSAGE}")
+    end_thought = (_END, _NEXT[len(_END) :])
     headers = ((_START, _CHANNEL), _MESSAGE)
     tokens = (_CHANNEL, _MESSAGE, _START, _END, _CONSTRAIN, _CALL, _RETURN)
 

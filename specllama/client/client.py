@@ -45,6 +45,11 @@ class Submission:
         with contextlib.suppress(SpecllamaError):
             self._client.send(protocol.Cancel(self.id))
 
+    def end_reasoning(self) -> None:
+        """See protocol.EndReasoning."""
+        with contextlib.suppress(SpecllamaError):
+            self._client.send(protocol.EndReasoning(self.id))
+
     def discard(self) -> None:
         """Stop delivering, and end the generation if it is still running."""
         if self._client._pending.pop(self.id, None) is not None:

@@ -156,7 +156,8 @@ class Generate:
     (prefix_disk/scopes.py); "" for none, which keeps and reads nothing. kept: whether its prompt and text may
     be written to the disk. show_ids: Started has the ids of the prompt, for an EarlierTurn. end_loops: the
     text ends where it goes on repeating itself. prediction: a text that most of the answer is expected to be,
-    to draft from, "" for none; control tokens in it are not parsed.
+    to draft from, "" for none; control tokens in it are not parsed. reasoning_control:
+    EndReasoning may follow.
     """
 
     id: int
@@ -187,6 +188,7 @@ class Generate:
     show_ids: bool = False
     end_loops: bool = False
     prediction: str = ""
+    reasoning_control: bool = False
 
     @property
     def chat(self) -> ChatInput | None:
@@ -197,6 +199,15 @@ class Generate:
 @dataclass(frozen=True, slots=True)
 class Cancel:
     """To the engine: end this generation, its text so far stays."""
+
+    id: int
+
+
+@dataclass(frozen=True, slots=True)
+class EndReasoning:
+    """To the engine: write the end of this generation's reasoning now, or as soon as it begins. Without
+    effect where it is over, or the request has neither reasoning_control nor a budget.
+    """
 
     id: int
 
@@ -614,7 +625,8 @@ class Heartbeat:
 SlotAction = SaveSlot | RestoreSlot | EraseSlot
 Question = Tokenize | Detokenize | Render | CountTokens | GetSlots | SlotAction
 Answer = Tokenized | Detokenized | Rendered | TokenCount | Slots | SlotDone
-Command = Load | Generate | Cancel | Calibrate | Configure | Tune | Inspect | Serve | Trim | Question
+ToGeneration = Generate | Cancel | EndReasoning
+Command = Load | ToGeneration | Calibrate | Configure | Tune | Inspect | Serve | Trim | Question
 Progress = Loading | Started | Queued | Prefilled | Tokens | Tuning | TuneMeasurement | Notice | Heartbeat
 Result = Ready | Done | Failed | Tuned | Trimmed | Calibrated | Configured | Inspected | Serving | Answer
 Message = Command | Progress | Result

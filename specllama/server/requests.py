@@ -40,7 +40,8 @@ class RequestStream:
     see EventAssembler. fields: names of request fields by the parameters that they set, for errors of the
     engine about a parameter. supersedes: see Service.start. owner: the requesting key's name. n_completions:
     in all; n_open: those that have not ended. begun: whether the engine has the request. n_bytes: size of the
-    request; n_held: the part held in this process until then.
+    request; n_held: the part held in this process until then. answer_id: as the client sees it, "" for none.
+    controlled: whether its reasoning can be ended.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class RequestStream:
         self.supersedes, self.n_held = supersedes, n_bytes
         self._assemblers: list[EventAssembler] = []
         self.requests, self._n, self.owner = list(requests), n, requests[0].owner
+        self.answer_id, self.controlled = "", requests[0].reasoning_control
         self._reasoning, self._fields = reasoning, fields
         self.n_completions = self.n_open = len(requests) * n
         self._waiting = set(range(self.n_completions))  # those that the engine has not begun or ended
@@ -166,6 +168,11 @@ class RequestStream:
             assembler.ends_early = True
         for submission in self._submitted:
             submission.cancel()
+
+    def end_reasoning(self) -> None:
+        """Have the engine write the end of the reasoning; without effect on completions where it is over."""
+        for submission in self._submitted:
+            submission.end_reasoning()
 
     def cancel(self) -> None:
         """Make the engine end the completions; no more events follow."""

@@ -32,6 +32,7 @@ from specllama.prefix_disk.disk_store import DiskStore
 from specllama.prefix_disk.eviction import automatic_budget
 from specllama.prefix_disk.memory_store import MemoryStore
 from specllama.processor_time import WorkMeter, of_thread
+from specllama.text.reasoning_budget import ReasoningBudget
 from specllama.text.template_process import IsolatedTemplate, TemplateProcess
 from specllama.worker.conversations import detokenize
 from specllama.worker.corpus import Corpus
@@ -84,6 +85,11 @@ class LoadedEngine:
             self._generate(message, size)
         elif isinstance(message, protocol.Cancel):
             self._cancel(message.id)
+        elif isinstance(message, protocol.EndReasoning):
+            for running in self.running:
+                mask = running.generation.request.mask
+                if running.id == message.id and isinstance(mask, ReasoningBudget):
+                    mask.end()
         elif isinstance(message, protocol.Configure):
             self._configure(message)
         elif isinstance(message, protocol.Question):

@@ -34,6 +34,7 @@ from specllama.llama.model import LlamaModel, end_of_turn_id
 from specllama.prefix_disk.memory_store import MemoryStore
 from specllama.processor_time import WorkMeter, of_thread
 from specllama.text.detokenizer import TokenWriter
+from specllama.text.reasoning_budget import ReasoningBudget, ReasoningForm
 from specllama.text.terminal import printable
 from specllama.worker.conversations import token_bytes
 from specllama.worker.load_info import sampling_defaults
@@ -50,6 +51,7 @@ class Prepared:
     """A request that was checked, and what is made of its texts. params: with a seed. received: running_time.
     tag: that closes the reasoning which the prompt opens, "" for none; grammar: Lark of its tool calls, None
     without; schema: of the text, as its grammar uses it, None without; notes: what these do not enforce.
+    reasoning: None where it has no end but the model's own.
     """
 
     message: protocol.Generate
@@ -60,6 +62,7 @@ class Prepared:
     grammar: str | None
     schema: str | None
     notes: Sequence[str]
+    reasoning: ReasoningForm | None = None
 
 
 @contextlib.contextmanager
@@ -436,7 +439,8 @@ class RequestIntake:
         is_begun = chat is not None and chat.is_begun
         goes_on = chat is not None and is_begun and not chat.prefix  # reasoning that has begun
         tag = calls.thought_tag if goes_on else open_reasoning_tag(model, prompt.ids)
-        begun = not tag and (is_begun or calls.reasoning_is_over(end_of_prompt(model, prompt.ids)))
+        end = end_of_prompt(model, prompt.ids)
+        begun = not tag and (is_begun or calls.reasoning_is_over(end))
         is_open, notes = self._loaded.settings.schema_open, list[str]()
         if isinstance(params.json_schema, str):
             used, problem = answer_schema(params.json_schema, message.strict_schema, is_open)
@@ -447,8 +451,16 @@ class RequestIntake:
             notes.append(calls.note(tools))
         grammar = calls.grammar(tools, params, tag, begun) if chat is not None else None
         schema = params.json_schema if isinstance(params.json_schema, str) else None
+        form = None
+        if chat is not None:
+            given = replace(given, reasoning_budget=calls.budget(given, chat.variables))
+        if given.reasoning_budget >= 0 or message.reasoning_control:
+            notes.append(calls.note_budget() if not tag else "")
+            free = given.grammar is None and prompt.forced is None  # a grammar has its own end of reasoning
+            if free and (tag or (chat is not None and (goes_on or not begun))):
+                form = calls.reasoning_form(tools is not None, tag, goes_on, end)
         notes = [note for note in notes if note]
-        made = Prepared(message, given, received, prompt, tag, grammar, schema, notes)
+        made = Prepared(message, given, received, prompt, tag, grammar, schema, notes, form)
         self._mask(made)
         return made
 
@@ -461,7 +473,19 @@ class RequestIntake:
         chat = made.message.chat
         blamed = "tools" if chat is not None and chat.tools is not None else "json_schema"
         with blaming("grammar" if grammar is not None else blamed):
-            return compiled.mask(json_schema=made.schema, grammar=grammar, tools=made.grammar, scope=scope)
+            mask = compiled.mask(json_schema=made.schema, grammar=grammar, tools=made.grammar, scope=scope)
+        if made.reasoning is None:
+            return mask
+        model, budget = self._loaded.model, made.params.reasoning_budget
+        return ReasoningBudget(
+            made.reasoning,
+            budget if budget >= 0 else math.inf,
+            model.n_vocab,
+            partial(token_bytes, model),
+            lambda text, special: model.tokenize(text, False, special),
+            made.params.reasoning_budget_message,
+            mask,
+        )
 
     def _prepared(self, made: Prepared | SpecllamaError, ids: set[int]) -> None:
         if isinstance(made, SpecllamaError):

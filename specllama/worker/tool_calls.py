@@ -24,6 +24,7 @@ from specllama.llama.model import LlamaModel
 from specllama.text.detokenizer import SHOWN, Headers
 from specllama.text.prompt_parts import PromptPart
 from specllama.text.reasoning import TAGS, closing_tag, is_over, thought_apart
+from specllama.text.reasoning_budget import EFFORTS, ReasoningForm, ReasoningTags
 from specllama.text.template_process import IsolatedTemplate
 
 _KEPT = 512  # sets of schemas of which was said what is not enforced
@@ -42,7 +43,7 @@ class ToolCalls:
         own = choose(source)
         self.format: CallFormat = own if tool_format == "auto" else named(tool_format)
         self._channels = own if own.reasons else self.format
-        self._without_tools = own.without_tools
+        self._without_tools, self._has_efforts = own.without_tools, "reasoning_effort" in source
         self._reasoning = next(((a, b) for a, b in TAGS.items() if a in source), None)
         self._noted: OrderedDict[int, None] = OrderedDict()  # hashes of schemas
         self._lock = threading.Lock()
@@ -208,6 +209,39 @@ class ToolCalls:
             return chat
         thought = thought_apart(chat.prefix)
         return chat if thought is None else replace(chat, prefix_thought=thought[0], prefix=thought[1])
+
+    def reasoning_form(self, with_tools: bool, opened: str, goes_on: bool, end: str) -> ReasoningForm:
+        """How the model writes reasoning. opened: the tag that closes the reasoning which the prompt has
+        opened, "" for none in tags; goes_on: whether the prompt has the beginning of the reasoning; end: the
+        last words of the prompt.
+        """
+        channels, around = self._channels, self._around_thought
+        if channels.end_thought or channels.thinks:
+            opening, last = channels.begin_thought or channels.thinks or ("", "")
+            closing, after = channels.end_thought or (last, "")
+            tags = ReasoningTags(opening, closing, closing + after if with_tools else last, last)
+            is_open = goes_on or end.rstrip().endswith(opening.rstrip())
+            return ReasoningForm([tags], True, tags if is_open else None)
+        every = []
+        for opening, closing in TAGS.items():
+            last = around[1] if around is not None and closing in around[1] else f"\n{closing}\n\n"
+            every.append(ReasoningTags(opening, closing, last, last))
+        return ReasoningForm(every, False, next((tags for tags in every if tags.closing == opened), None))
+
+    def budget(self, params: SamplingParams, variables: Mapping[str, Any]) -> int:
+        """The tokens of reasoning that a request allows, -1 for any number: its own, or that of its effort
+        where the template knows none. variables: of the template.
+        """
+        given, effort = params.reasoning_budget, variables.get("reasoning_effort")
+        if given >= 0 or self._has_efforts or not isinstance(effort, str):
+            return given
+        return EFFORTS.get(effort, -1)
+
+    def note_budget(self) -> str:
+        """A line where a budget has no effect, "" where it has or that was said before."""
+        if self.reasons or not self._is_new("reasoning_budget"):
+            return ""
+        return "reasoning_budget has no effect: the chat template of this model knows no reasoning"
 
     @property
     def thought_tag(self) -> str:

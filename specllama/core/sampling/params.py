@@ -118,7 +118,9 @@ class SamplingParams:
     output is JSON of this schema, given as JSON text or as the result of json.loads. grammar: the output
     follows this grammar, GBNF or Lark. logprobs: how many of the most likely tokens are reported with each
     emitted one, 0 for the emitted one alone, None for no log probabilities. min_tokens: before so many, no
-    end token and none of stop_token_ids is chosen, and no stop string counts. n: texts for each prompt; it is
+    end token and none of stop_token_ids is chosen, and no stop string counts. reasoning_budget: tokens of
+    reasoning after which its end is written (text/reasoning_budget.py), -1 for any number;
+    reasoning_budget_message: the text before that end. n: texts for each prompt; it is
     for the Python API, the engine writes one. repetition_penalty: another name of repeat_penalty. None stands
     for the default of any of them. Raises UsageError, which names the field.
     """
@@ -167,6 +169,11 @@ class SamplingParams:
     grammar: str | None = _parameter(
         None, "--grammar", "only text of this GBNF (or Lark) grammar", "TEXT", stored=False,
         check=grammar_text)
+    reasoning_budget: int = _parameter(
+        -1, "--reasoning-budget", "tokens of reasoning, after which its end is written (-1: no limit)", "N",
+        low=-1, api_names="reasoning_budget_tokens thinking_budget_tokens thinking_budget")
+    reasoning_budget_message: str = _parameter(
+        "", "--reasoning-budget-message", "what is written before that end", "TEXT")
     logprobs: int | None = _parameter(
         None, "--logprobs", "log probabilities with the N likeliest tokens (with --json)", "N",
         high=MAX_LOGPROBS, stored=False, api_names=None)

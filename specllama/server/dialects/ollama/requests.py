@@ -127,7 +127,9 @@ class OllamaRequest(ThinkingFields, GenerationFields):
         return self.options.restricting_parameters()
 
     def params(self) -> JsonObject:
-        return self.options.sampling(logprobs=self.n_logprobs, **self.limits.params)
+        params = self.options.sampling(logprobs=self.n_logprobs, **self.limits.params)
+        budget = {} if self.thinking_budget is None else {"reasoning_budget": self.thinking_budget}
+        return budget | params
 
     def engine_fields(self) -> JsonObject:
         return {**self.options.engine_limits(), **super().engine_fields()}

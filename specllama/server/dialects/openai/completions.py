@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -13,7 +13,7 @@ from specllama.client.protocol import PositionLogprobs
 from specllama.core.stats import summed
 from specllama.json_types import JsonObject
 from specllama.server.dialects.shared.chat_fields import TemplateInput
-from specllama.server.dialects.shared.fields import AtMost, FieldError
+from specllama.server.dialects.shared.fields import AtMost, FieldError, RequestBody
 from specllama.server.dialects.shared.figures import (
     add_figures,
     described,
@@ -29,6 +29,7 @@ from specllama.server.dialects.shared.sampling_fields import (
     MAX_PROMPTS,
     Count,
     Ids,
+    ModelName,
     SamplingFields,
 )
 from specllama.server.dialects.shared.writer import AnswerOptions, AnswerWriter
@@ -276,6 +277,18 @@ class ChatRequest(TemplateInput, SamplingFields):
 
     def engine_fields(self) -> JsonObject:
         return {**super().engine_fields(), "show_prompt": bool(self.verbose)}
+
+
+class ControlRequest(RequestBody):
+    """The body of /v1/chat/completions/control. id: of the answer, as its chunks have it. action: what to do
+    with it. model: without effect.
+    """
+
+    asks = False
+
+    id: Annotated[str, Field(min_length=1, max_length=128)]
+    action: Literal["reasoning_end"]
+    model: ModelName | None = None
 
 
 # /v1/completions.

@@ -15,6 +15,7 @@ from specllama.server.dialects.openai.completions import (
     ChatWriter,
     CompletionRequest,
     CompletionWriter,
+    ControlRequest,
     OpenAIWriter,
 )
 from specllama.server.dialects.openai.responses.request import ResponsesRequest
@@ -48,6 +49,24 @@ async def respond(api: ApiRequest) -> Response:
         return ResponsesWriter(options, echo_json(body.echo(defaults)), body.request_tools.names, keep)
 
     return await api.answer(body, writer)
+
+
+class NotRunningError(UsageError):
+    http_status = 404
+
+
+async def control(api: ApiRequest) -> Response:
+    """End the reasoning of a running answer, as llama-server does. Raises NotRunningError."""
+    body = await api.body(ControlRequest)
+    job = api.running(body.id)
+    if job is None:
+        id_ = body.id[:80]
+        raise NotRunningError(f"no answer with the id {id_!r} is being written", details={"param": "id"})
+    if not job.controlled:
+        why = "reasoning control is not enabled for this answer: ask for it with reasoning_control: true"
+        return JSONResponse({"success": False, "message": why})
+    job.end_reasoning()
+    return JSONResponse({"success": True})
 
 
 class NotStoredError(UsageError):
@@ -162,6 +181,9 @@ DIALECT = Dialect(
         ApiRoute("GET", "/v1/models", models, "The models that are served"),
         ApiRoute("GET", "/v1/models/{name:path}", model, "One model"),
         ApiRoute("POST", "/v1/chat/completions", chat, "Answer a conversation", ChatRequest),
+        ApiRoute(
+            "POST", "/v1/chat/completions/control", control, "End the reasoning of an answer", ControlRequest
+        ),
         ApiRoute("POST", "/v1/completions", completions, "Continue a prompt", CompletionRequest),
         ApiRoute("POST", "/v1/responses", respond, "Answer a conversation of items", ResponsesRequest),
         ApiRoute("POST", "/responses", respond),

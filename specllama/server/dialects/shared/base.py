@@ -29,7 +29,7 @@ from specllama.server.events import to_json
 from specllama.server.http.body import BodyReader
 from specllama.server.http.errors import ErrorBody, ForbiddenError
 from specllama.server.models import ModelPool
-from specllama.server.requests import StreamingResponse
+from specllama.server.requests import RequestStream, StreamingResponse
 from specllama.server.service import DiskScopes, Service
 from specllama.server.supervisor import Say, Supervisor
 
@@ -257,6 +257,11 @@ class ApiRequest:
         if self.settings.log_prompts:
             self.say(f"prompt {json.dumps(prompt, default=vars)}")
 
+    def running(self, answer_id: str) -> RequestStream | None:
+        """The request of the same owner whose answer has this id; None if there is none, or it has ended."""
+        jobs = (job for service in self.models.services for job in service.jobs)
+        return next((j for j in jobs if j.answer_id == answer_id and j.owner == self.owner and j.begun), None)
+
     async def prompt_length(self, chat: protocol.ChatInput) -> int:
         """Number of tokens of the prompt of a chat. Raises the errors that generating would raise."""
         question = partial(protocol.CountTokens, chat=chat)
@@ -282,6 +287,7 @@ class ApiRequest:
             self.say(f"num_ctx {n} is above the context of {info.n_ctx} tokens, which stays")
         n_bytes = getattr(self._http.state, "body_bytes", 0)
         job = self.service.start(requests, *form, body.supersedes, n_bytes)
+        job.answer_id = made.id
         self.keep_model(body.keep_alive)
         seconds = self.settings.seconds, self.settings.client_seconds
         return StreamingResponse(job, made, body.stream, *seconds)

@@ -39,7 +39,9 @@ _ON = ("enabled", "adaptive", "auto")  # not "between_tools", which only writes 
 
 
 class ThinkingConfig(Body):
-    """Anthropic's form, also used by GLM's, DeepSeek's and Kimi's APIs. budget_tokens has no effect."""
+    """Anthropic's form, also used by GLM's, DeepSeek's and Kimi's APIs. budget_tokens: of the reasoning,
+    after which its end is written.
+    """
 
     unnamed = frozenset({"display", "clear_thinking", "keep"})
 
@@ -48,12 +50,13 @@ class ThinkingConfig(Body):
 
 
 class ReasoningFields(Body):
-    """OpenAI's form, and OpenRouter's with `enabled`."""
+    """OpenAI's form, and OpenRouter's with `enabled` and `max_tokens`."""
 
     unnamed = frozenset({"summary", "generate_summary", "context", "mode", "encrypted_content"})
 
     effort: Word | None = None
     enabled: bool | None = None
+    max_tokens: Annotated[int, Field(ge=0)] | None = None
 
 
 class ThinkingFields(NestedFields):
@@ -81,6 +84,13 @@ class ThinkingFields(NestedFields):
         if isinstance(value, str) and value not in LEVELS:
             raise ValueError(f'must be true, false, "low", "medium" or "high", not {value[:40]!r}')
         return value
+
+    @property
+    def thinking_budget(self) -> int | None:
+        """The tokens of reasoning that `thinking` or `reasoning` allows, None where neither says."""
+        if isinstance(self.thinking, ThinkingConfig) and self.thinking.type in _ON:
+            return self.thinking.budget_tokens
+        return self.reasoning.max_tokens if self.reasoning else None
 
     @property
     def own_effort(self) -> str | None:

@@ -42,7 +42,7 @@ _NO_EFFECT = frozenset(
         "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options", "n_keep",
         "slot_id", "timings_per_token", "return_progress", "return_tokens", "priority", "request_id",
         "spaces_between_special_tokens", "n_cache_reuse", "response_fields", "n_discard", "sse_ping_interval",
-        "backend_sampling", "disable_parallel_tool_use", "preserved_tokens", "verbose", "reasoning_control",
+        "backend_sampling", "disable_parallel_tool_use", "preserved_tokens", "verbose",
         "client_metadata", "max_tool_calls", "background_options", "access_programs", "betas",
         "cache_control", "inference_geo", "speed", "diagnostics",
         # Without effect unless another field of theirs, which is in _OFF, switches them on:

@@ -83,6 +83,7 @@ def with_samplers(samplers: str | Sequence[str]) -> JsonObject:
 
 
 MAX_N, MAX_STOPS, MAX_STOP_CHARS, MAX_BIASES, MAX_TOP = 8, 64, 4096, 1024, MAX_LOGPROBS
+MAX_MESSAGE_CHARS = 4096
 MAX_TEXT_BIASES, MAX_BIAS_CHARS = 128, 64  # of texts that are tokenised
 SamplerName = Annotated[str, Field(max_length=64)]
 TopLogprobs = Annotated[int, Field(ge=0, le=MAX_TOP)]
@@ -213,6 +214,7 @@ _TYPES: Mapping[str, Any] = {
     "grammar": Annotated[str, Field(max_length=MAX_JSON)],
     "json_schema": Annotated[JsonObject, SMALL] | bool,
     "stop_token_ids": TokenIds,
+    "reasoning_budget_message": Annotated[str, Field(max_length=MAX_MESSAGE_CHARS)],
 }
 """Types of the parameters whose form in JSON differs from that on a command line."""
 
@@ -291,6 +293,8 @@ class ParameterReader(ParameterFields):
                 sent[name] = f"{self.path}{field}"
                 params[name] = _read(name, getattr(self, field), sent[name])
         steps = with_samplers(self.samplers) if self.samplers is not None else {}
+        if params.get("reasoning_budget") is None and self.thinking_budget is not None:
+            params["reasoning_budget"] = self.thinking_budget
         params = {name: value for name, value in (params | more | steps).items() if value is not None}
         if self.warms:
             params.pop("max_tokens", None)
@@ -301,6 +305,11 @@ class ParameterReader(ParameterFields):
             field = sent.get(error.option, error.option)
             raise FieldError(message, field if error.option in params else None) from None
         return params
+
+    @property
+    def thinking_budget(self) -> int | None:
+        """The budget of reasoning by fields of other APIs, None without one."""
+        return None
 
     def restricting_parameters(self) -> list[Restriction]:
         """The parameters that restrict the text."""
@@ -349,7 +358,8 @@ class LogprobFields(RequestBody):
 class GenerationFields(StructuredFields, LogprobFields):
     """Fields of all bodies that request texts, besides the prompt and the sampling parameters.
 
-    keep_alive: seconds, negative for ever. prediction: as in `speculation`.
+    keep_alive: seconds, negative for ever. prediction: as in `speculation`. reasoning_control: the reasoning
+    can be ended by /v1/chat/completions/control.
     """
 
     model: ModelName | None = None
@@ -358,6 +368,7 @@ class GenerationFields(StructuredFields, LogprobFields):
     cache: CacheChoice = CacheChoice()
     keep_alive: KeepAlive = None
     prediction: Prediction | None = None
+    reasoning_control: bool = False
 
     def prompts(self, server: Mapping[str, Any]) -> Sequence[protocol.PromptInput]:
         """The prompts. server: the server's variables of chat templates. Raises FieldError."""
@@ -371,6 +382,7 @@ class GenerationFields(StructuredFields, LogprobFields):
         """Fields of protocol.Generate besides its prompt and parameters. Raises FieldError."""
         return {
             "strict_schema": self.limits.strict,
+            "reasoning_control": self.reasoning_control,
             "prediction": self._predicted_text(),
             **self.speculation.engine_fields(),
         }
@@ -511,6 +523,8 @@ def _read(name: str, value: Any, path: str) -> Any:
     if name == "seed":
         # A negative one is mapped below 2^53: programs whose numbers are all floats send it back.
         return None if value == -1 else value % 2**53 if value < 0 else value
+    if name == "reasoning_budget":
+        return None if value == -1 else value  # as in llama-server: the server's own
     if name == "logit_bias":
         return {token: bias for token, bias in _biases(value, path).items() if not _is_text(token)}
     return value

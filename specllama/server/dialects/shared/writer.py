@@ -93,9 +93,10 @@ class AnswerWriter(ABC):
     """Writes one answer.
 
     fold: accumulates the events. n_choices: of the answer. media_type: of a stream. ping: bytes that keep an
-    idle stream alive; clients ignore them.
+    idle stream alive; clients ignore them. id: of the answer, "" in APIs that have none.
     """
 
+    id = ""
     media_type, ping = "text/event-stream", b": waiting\n\n"
 
     def __init__(self, options: AnswerOptions) -> None:
