@@ -45,8 +45,6 @@ there
 --chat-template-kwargs --reasoning-effort: requests to serve have chat_template_kwargs; --reasoning is the \
 flag
 --reasoning-format: reasoning comes apart from the answer; --reasoning says whether the model thinks
---reasoning-budget --reasoning-budget-message: --reasoning off is without, -n limits reasoning and answer \
-together
 --reasoning-preserve --no-reasoning-preserve: what stays of earlier reasoning is up to the model's template
 --context-shift --keep: a text ends where the context is full; -c makes it larger, chat --drop-oldest goes \
 on

@@ -455,7 +455,7 @@ class RequestIntake:
         if chat is not None:
             given = replace(given, reasoning_budget=calls.budget(given, chat.variables))
         if given.reasoning_budget >= 0 or message.reasoning_control:
-            notes.append(calls.note_budget() if not tag else "")
+            notes.append(calls.note_budget() if not tag and given.reasoning_budget >= 0 else "")
             free = given.grammar is None and prompt.forced is None  # a grammar has its own end of reasoning
             if free and (tag or (chat is not None and (goes_on or not begun))):
                 form = calls.reasoning_form(tools is not None, tag, goes_on, end)

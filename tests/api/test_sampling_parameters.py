@@ -59,6 +59,7 @@ TEXTS = {
     "stop_token_ids": Sample("", [3], [3]),
     "min_tokens": Sample("", 2, 2),
     "skip_special_tokens": Sample("", False, False),
+    "reasoning_budget_message": Sample("Enough.", "Enough.", "Enough."),
     "n": Sample("", 1, 1),
 }
 CHAT = [{"role": "user", "content": "import os"}]

@@ -334,7 +334,7 @@ VALUES = {
     "repeat_last_n": "32", "presence_penalty": "0.1", "frequency_penalty": "0.1", "logit_bias": "5-1",
     "sampling_seq": "ekpmt", "stop": "xyzzy", "log_file": "all.log",
     "json_schema": '{"const": 1}', "logprobs": "1", "cache_disk": "0", "cache_ram": "512",
-    "ctx_checkpoints": "4",
+    "ctx_checkpoints": "4", "reasoning_budget": "100", "reasoning_budget_message": "Enough.",
     "draft_vocab": "strict", "draft_tree": "2", "models_dir": ".", "prediction": os.devnull,
     "memory_from": str(EMBEDDED_DRAFT),
 }  # fmt: skip

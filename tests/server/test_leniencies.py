@@ -4,12 +4,13 @@ template opens its reasoning. What they read alike is in tests/unit/server/diale
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from tests.support.serving import Server
+from tests.support.serving import Server, first_event, rest
 from tests.support.thinker import thinker
 
 USER = {"role": "user", "content": "hi"}
@@ -116,3 +117,75 @@ def test_a_schema_of_nothing_is_refused_in_words(server: Server, api: str) -> No
         assert reply.status == 400, reply.body
         assert "cannot be used: no text satisfies it" in str(reply.json)
         assert "tools" in form or "a $ref leads to nothing but itself" in str(reply.json)
+
+
+BUDGET: dict[str, dict[str, Any]] = {
+    "chat": {"reasoning_budget_tokens": 4},
+    "responses": {"reasoning": {"max_tokens": 4}},
+    "messages": {"thinking": {"type": "enabled", "budget_tokens": 4}},
+    "ollama": {"think": True, "options": {"reasoning_budget_tokens": 4}},
+}
+
+
+def endless(server: Server) -> dict[str, Any]:
+    """What makes the model reason without end."""
+    (closing,) = server.post("/tokenize", {"content": "</think>"}).json["tokens"]
+    return {"logit_bias": {str(closing): -100}, "reasoning_budget_message": " enough"}
+
+
+@pytest.mark.parametrize("api", CHATS)
+def test_a_budget_ends_reasoning(server: Server, api: str) -> None:
+    asked = {**endless(server), **BUDGET[api], "max_tokens": 24}
+    text, thought, reason = said(server, api, **asked)
+    assert thought.endswith(" enough")
+    assert 4 <= len(thought.removesuffix(" enough")) <= 8
+    assert text
+    assert said(server, api, **asked, speculation={"enabled": False}) == (text, thought, reason)
+
+
+def test_an_effort_is_a_budget_where_the_template_knows_none(server: Server) -> None:
+    """And what a schema or a required call demands comes after it."""
+    asked: dict[str, Any] = {**endless(server), "max_tokens": 60, "reasoning_effort": "none", "think": True}
+    text, thought, _ = said(server, "chat", **asked, json_schema={"const": "a"})
+    assert (text, thought) == ('"a"', "enough")
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+    reply = server.chat(**asked, tools=[tool], tool_choice="required", verbose=True).json
+    (choice,) = reply["choices"]
+    assert [call["function"]["name"] for call in choice["message"]["tool_calls"]] == ["f"]
+    assert choice["message"]["reasoning_content"] == "enough"
+    assert reply["__verbose"]["generation_settings"]["reasoning_budget"] == 0
+    assert 0 < reply["usage"]["completion_tokens_details"]["reasoning_tokens"] < 20
+
+
+def ended_by_control(server: Server, asked: dict[str, Any]) -> str:
+    """The text of an answer whose reasoning was ended after its first event; "" where it was over before."""
+    connection = server.begin(PATHS["chat"], messages=[USER], **asked)
+    answer = first_event(connection)
+    id_ = ""
+    while not id_:
+        line = answer.readline()
+        id_ = json.loads(line[6:])["id"] if line.startswith(b"data: {") else ""
+    reply = server.post("/v1/chat/completions/control", {"id": id_, "action": "reasoning_end"})
+    assert reply.status in (200, 404)
+    assert reply.status == 404 or reply.json == {"success": True}
+    chunks = [chunk["choices"][0]["delta"] for chunk in rest(answer) if chunk.get("choices")]
+    return "".join(delta.get("content") or "" for delta in chunks)
+
+
+def test_reasoning_is_ended_while_it_is_written(server: Server) -> None:
+    asked = {**endless(server), "max_tokens": 1500, "reasoning_control": True}
+    assert any(ended_by_control(server, asked) for _ in range(20))  # unless it was over before
+
+
+def test_control_of_what_there_is_not(server: Server) -> None:
+    path = "/v1/chat/completions/control"
+    unknown = server.post(path, {"id": "chatcmpl-nobody", "action": "reasoning_end"})
+    assert (unknown.status, unknown.error["param"]) == (404, "id")
+    for wrong, param in (
+        ({"action": "reasoning_end"}, "id"),
+        ({"id": "", "action": "reasoning_end"}, "id"),
+        ({"id": "a"}, "action"),
+        ({"id": "a", "action": "stop"}, "action"),
+    ):
+        reply = server.post(path, wrong)
+        assert (reply.status, reply.error["param"]) == (400, param), wrong

@@ -114,7 +114,6 @@ def test_routes_without_v1(server: Server) -> None:
         ("POST", "/slots/0?action=save"),
         ("GET", "/lora-adapters"),
         ("POST", "/lora-adapters"),
-        ("POST", "/v1/chat/completions/control"),
     ],
 )
 def test_routes_that_are_not_supported(server: Server, method: str, path: str) -> None:

@@ -238,6 +238,10 @@ _BODIES: Mapping[tuple[str, type[protocol.Message] | None], Mapping[str, Callabl
         "a schema": _numbered('{"prompt":"x","format":{"enum":[', '"a{0}"', "]}}"),
         "a duration": lambda: b'{"keep_alive":"' + b"1" * _LONG + b'h"}',
     },
+    (f"{CHAT}/control", None): {
+        "a long id": _body(id="a" * _LONG, action="reasoning_end"),
+        "unknown fields": _numbered('{"id":"a","action":"reasoning_end",', '"a{0}":1', "}"),
+    },
     ("/api/show", None): {"options": _numbered('{"options":{', '"a{0}":{}', "}}")},
     ("/api/pull", None): {"unknown fields": _numbered("{", '"a{0}":1', "}")},
     **{

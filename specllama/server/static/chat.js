@@ -56,6 +56,7 @@ export class Chat {
 			details: (message) => this.#details(message),
 			include: () => this.#changes.include(),
 			stop: () => this.stop(),
+			endReasoning: () => this.#writing?.endReasoning(),
 		});
 		this.#ending = new Ending(models, {
 			ask: (question, before) => this.#write(question, before),

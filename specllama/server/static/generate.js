@@ -20,6 +20,7 @@ export class Answer {
 	finish = "";
 	stopped = ""; // the stop text that ended it
 	seed = null;
+	id = ""; // of the server
 	prefill = null; // the latest prompt_progress of the server
 	onprefill = null; // called with them and the milliseconds since the request
 	before = null; // the figures of what the answer goes on with, see figures.js
@@ -62,6 +63,7 @@ export class Answer {
 	/** Add an event. Returns the new part of the text, "" where it has none. */
 	add(event) {
 		const choice = event.choices?.[0];
+		this.id = event.id ?? this.id;
 		const now = performance.now();
 		const part = choice?.delta?.content ?? "";
 		const thought = choice?.delta?.reasoning_content ?? "";
@@ -124,6 +126,9 @@ export async function generate(body, { signal, grown, answer = new Answer() }) {
 	}
 	return answer;
 }
+
+/** Have the reasoning of an answer that is being written end now. Throws Problem. */
+export const endReasoning = ({ id }) => json("/v1/chat/completions/control", { body: { id, action: "reasoning_end" } });
 
 /** Tokens of the prompt that these messages make. */
 export async function count(messages, system, model) {

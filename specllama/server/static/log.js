@@ -16,7 +16,7 @@ export class Log {
 
 	/**
 	 * actions, each with the message: edit(message, text), amend(message, text), regenerate(message), resume(message),
-	 * ask(message), choose(message), remove(message), details(message); include(), stop().
+	 * ask(message), choose(message), remove(message), details(message); include(), stop(), endReasoning().
 	 */
 	constructor(actions) {
 		this.#actions = actions;
@@ -100,6 +100,7 @@ export class Log {
 			remove: () => remove(message()),
 			details: () => this.#actions.details(message()),
 			stop: () => this.#actions.stop(),
+			endReasoning: () => this.#actions.endReasoning(),
 		};
 	}
 

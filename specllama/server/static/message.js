@@ -73,14 +73,15 @@ function fileView(file, remove) {
 	return element("li", {}, fold, remove && button("✕", () => remove(file), { class: "icon", "aria-label": `Remove ${name}` }));
 }
 
-/** An answer, complete or being written. actions: {regenerate(), resume(), stop(), amend(text), remove(), details(), versions,
- * note}. */
+/** An answer, complete or being written. actions: {regenerate(), resume(), stop(), endReasoning(), amend(text), remove(),
+ * details(), versions, note}. */
 export class AnswerView {
 	#actions;
 	#body = element("div", { class: "body" });
 	#thoughts = element("div", { class: "thoughts", ...region("Reasoning") });
 	#summary = element("summary", {}, "Reasoning");
 	#reasoning = element("details", { class: "reasoning", hidden: true }, this.#summary, this.#thoughts);
+	#answerNow = element("div", { class: "answer-now", hidden: true }, button("Answer now", () => this.#endReasoning(), { "aria-label": "End the reasoning and answer now" }));
 	#repeats = element("div", { class: "repeats", role: "status", hidden: true });
 	#repeated = new RepetitionWatch();
 	#outcome = element("p", { class: "outcome", hidden: true });
@@ -96,6 +97,7 @@ export class AnswerView {
 			"article",
 			{ class: "message answer", "aria-label": "Answer" },
 			this.#reasoning,
+			this.#answerNow,
 			this.#body,
 			this.#repeats,
 			this.#outcome,
@@ -123,8 +125,19 @@ export class AnswerView {
 	show(answer) {
 		this.#begun();
 		this.#showReasoning(answer);
+		this.#answerNow.hidden = !answer.id || !answer.reasoning || answer.content !== "";
 		this.#stream.show();
 		this.#showRepetition(this.#repeated.look(answer.content || answer.reasoning));
+	}
+
+	async #endReasoning() {
+		const [asked] = this.#answerNow.children;
+		asked.disabled = true;
+		try {
+			await this.#actions.endReasoning();
+		} catch {
+			asked.disabled = false; // the answer itself says what is wrong with the server
+		}
 	}
 
 	#showRepetition(found) {
@@ -181,7 +194,7 @@ export class AnswerView {
 		this.#begun();
 		this.#stream.finish();
 		keepFocus(this.element, () => {
-			this.#repeats.hidden = true;
+			this.#repeats.hidden = this.#answerNow.hidden = true;
 		});
 		clearInterval(this.#blinking);
 		this.#body.classList.remove("writing", "blink");

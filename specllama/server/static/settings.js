@@ -8,7 +8,7 @@ export const NAMES = [...PARAMETERS, "draft_max"];
 
 const isText = (value) => typeof value === "string" && value !== "";
 const isValue = (value) =>
-	Number.isFinite(value) || value === true || (Array.isArray(value) && value.length > 0 && value.every(isText));
+	Number.isFinite(value) || value === true || isText(value) || (Array.isArray(value) && value.length > 0 && value.every(isText));
 
 // Besides these: reasoning, and the time of an answer in milliseconds.
 const OTHERS = {

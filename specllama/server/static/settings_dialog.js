@@ -9,6 +9,7 @@ import { currentSettings, newSystem, saveSampling, setNewSystem } from "./settin
 const SAFE = Number.MAX_SAFE_INTEGER; // larger whole numbers would be sent as others
 const LABELS = {
 	max_tokens: "Longest answer", temperature: "Temperature", top_k: "Top k", top_p: "Top p", min_p: "Min p", seed: "Seed",
+	reasoning_budget: "Longest reasoning", reasoning_budget_message: "Last words of longest reasoning",
 	stop: "Stop texts, one a line", ignore_eos: "Ignore end tokens", draft_max: "Longest draft", repeat_last_n: "Penalties look back",
 };
 // What a field does, shown while one points at it or is in it.
@@ -27,6 +28,8 @@ const HELP = {
 	ignore_eos: "The answer goes on until its longest length or the end of the context.",
 	infill_sampling: "llama.cpp's way of sampling for gaps in code, which ends texts early.",
 	stop: "The answer ends before the first of these texts.",
+	reasoning_budget: "The reasoning ends after so many tokens, and the answer begins. 0: at once, -1: when the model ends it.",
+	reasoning_budget_message: "Is written at the end of reasoning that is ended by its longest length.",
 	draft_max: "At most so many tokens are drafted in a round. The text is the same with any length.",
 };
 const DRAFT = { name: "draft_max", type: "integer", minimum: 1, maximum: 64, description: "" };
@@ -37,6 +40,7 @@ const title = (name) => LABELS[name] ?? `${name[0].toUpperCase()}${name.slice(1)
 function shownDefault({ name }, value) {
 	if (name === "seed") return "random";
 	if (name === "draft_max") return "automatic";
+	if (name === "reasoning_budget" && value === -1) return "no limit";
 	if (name === "max_tokens" && value === -1) return "until its end";
 	return typeof value === "number" ? String(Number(value.toPrecision(6))) : "";
 }
@@ -64,6 +68,12 @@ function fieldOf(parameter, value, standard) {
 			const lines = input.value.split("\n").filter(Boolean);
 			return lines.length ? lines : undefined;
 		};
+	} else if (type === "text") {
+		input = element("input", { ...shared, type: "text", placeholder: "none" });
+		set = (next) => {
+			input.value = next ?? "";
+		};
+		read = () => input.value || undefined;
 	} else {
 		const range = { min: name === "seed" ? -1 : Math.max(min, -SAFE), max: Math.min(max, SAFE), integer: type === "integer" };
 		const refused = (number) => (name === "max_tokens" && number === 0 ? "The longest answer has 1 or more tokens, -1 or -2." : "");

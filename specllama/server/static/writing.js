@@ -1,6 +1,6 @@
 // An answer that is being written, shown or not, and what is stored of it meanwhile. Knows no elements.
 
-import { Answer, asked, generate } from "./generate.js";
+import { Answer, asked, endReasoning, generate } from "./generate.js";
 import { continued, messageOf } from "./kept.js";
 import { save } from "./store.js";
 import { turns } from "./turns.js";
@@ -47,7 +47,7 @@ export class Writing {
 	async run(text) {
 		const { answer, model, settings, conversation } = this;
 		const messages = this.#sent;
-		const body = asked({ messages, system: conversation.system, model, settings });
+		const body = { ...asked({ messages, system: conversation.system, model, settings }), reasoning_control: true };
 		const grown = () => {
 			this.#keep();
 			text(answer.content.slice(this.#pushed));
@@ -62,6 +62,10 @@ export class Writing {
 
 	stop() {
 		this.#stop.abort();
+	}
+
+	endReasoning() {
+		return endReasoning(this.answer);
 	}
 
 	get #grew() {

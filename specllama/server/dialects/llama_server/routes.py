@@ -479,7 +479,6 @@ UNSUPPORTED: Mapping[tuple[str, str], str] = {
     ("POST", "/props"): "settings cannot be changed while the server runs; its flags set them",
     ("GET", "/lora-adapters"): _NO_ADAPTERS,
     ("POST", "/lora-adapters"): _NO_ADAPTERS,
-    ("POST", "/v1/chat/completions/control"): "an answer cannot be changed while it is written",
 }
 
 

@@ -128,7 +128,7 @@ class OllamaRequest(ThinkingFields, GenerationFields):
 
     def params(self) -> JsonObject:
         params = self.options.sampling(logprobs=self.n_logprobs, **self.limits.params)
-        budget = {} if self.thinking_budget is None else {"reasoning_budget": self.thinking_budget}
+        budget = {} if self.configured_budget is None else {"reasoning_budget": self.configured_budget}
         return budget | params
 
     def engine_fields(self) -> JsonObject:

@@ -241,7 +241,7 @@ _FOR_EVER = "9999-12-31T23:59:59Z"
 _OPTIONS = tuple(
     name
     for name, parameter in PARAMETERS.items()
-    if parameter.stored and parameter.is_number and name not in ("max_tokens", "seed")
+    if parameter.stored and parameter.is_number and name not in ("max_tokens", "seed", "reasoning_budget")
 )
 """The parameters of a model: those that say how tokens are chosen, not where an answer ends."""
 _SIZES = ((1e9, 1, "B"), (1e6, 2, "M"), (1e3, 0, "K"), (1, 0, ""))  # unit, decimals, letter

@@ -86,7 +86,7 @@ class ThinkingFields(NestedFields):
         return value
 
     @property
-    def thinking_budget(self) -> int | None:
+    def configured_budget(self) -> int | None:
         """The tokens of reasoning that `thinking` or `reasoning` allows, None where neither says."""
         if isinstance(self.thinking, ThinkingConfig) and self.thinking.type in _ON:
             return self.thinking.budget_tokens

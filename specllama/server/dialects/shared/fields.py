@@ -281,16 +281,33 @@ class FieldError(UsageError):
 
 def checked(model: type[Model], data: Mapping[str, Any]) -> Model:
     """The body as this model. Raises FieldError."""
-    data = model.prepared({name: value for name, value in data.items() if value is not None})
+    sent = {name: value for name, value in data.items() if value is not None}
+    data = model.prepared(sent)
     given = supported(data, _names(model)) if model.asks else data
     ignored: dict[tuple[type[Body], str], None] = {}
     try:
         body = model.model_validate(given, context=ignored)
     except ValidationError as error:
-        raise _field_error(error) from None
+        raise _as_sent(_field_error(error), model, sent) from None
     if ignored:
         body._ignored = tuple(_named(model, ignored))[:MAX_NAMED]
     return body
+
+
+def _as_sent(error: FieldError, model: type[RequestBody], sent: Mapping[str, Any]) -> FieldError:
+    """The error, with the name and the place that its field had before `RequestBody.prepared`."""
+    param, inner = error.details["param"] or "", sent.get("options")
+    name = re.split(r"[.\[]", param.removeprefix("options."), maxsplit=1)[0]
+    places = [(one, one) for one in sent]
+    inside = [(f"options.{one}", one) for one in inner] if isinstance(inner, Mapping) else []
+    places = inside + places if param.startswith("options.") else places + inside
+    names = {**_SHARED, **getattr(model, "aliases", {})}
+    same = [place for place, one in places if one == name]
+    same += [place for place, one in places if names.get(one) == name]
+    if not name or not same:
+        return error
+    path = same[0] + param[param.index(name) + len(name) :]
+    return FieldError(path + error.message.removeprefix(param), path)
 
 
 def _named(model: type[Body], ignored: Mapping[tuple[type[Body], str], None]) -> Iterator[str]:
@@ -369,6 +386,7 @@ def _field_names() -> frozenset[str]:
 
 _LIMITS = ("max_completion_tokens", "max_output_tokens", "max_new_tokens", "num_predict")
 _SHARED = {**dict.fromkeys(_LIMITS, "max_tokens"), "stop_sequences": "stop", "n_cmpl": "n"}
+_SHARED["speculative.n_max"] = "draft_num_predict"  # llama-server's
 
 
 def renamed(data: Mapping[str, Any], aliases: Mapping[str, str], own: Collection[str]) -> JsonObject:

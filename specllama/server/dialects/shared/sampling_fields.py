@@ -171,6 +171,7 @@ class PredictedContent(Body):
 
 Prediction = str | PredictedContent
 """The annotation of a text that most of the answer is expected to be, to draft from."""
+DraftLength = Annotated[int, Field(ge=0, le=512)]
 
 
 class Speculation(Body):
@@ -181,7 +182,7 @@ class Speculation(Body):
     """
 
     enabled: bool = True
-    max: Annotated[int, Field(ge=0, le=512)] | None = None
+    max: DraftLength | None = None
     trace: TraceChoice = False
     memory: bool = True
     exact: bool = False
@@ -190,9 +191,8 @@ class Speculation(Body):
     def engine_fields(self) -> JsonObject:
         """The fields of protocol.Generate that these set, besides the prediction."""
         full = self.trace == "full"
-        return {
-            "speculate": self.enabled, "draft_max": self.max, "exact": self.exact, "show_rejected": full,
-        }  # fmt: skip
+        length = {} if self.max is None else {"draft_max": self.max}
+        return {"speculate": self.enabled, "exact": self.exact, "show_rejected": full, **length}
 
 
 class StreamOptions(Body):
@@ -242,7 +242,8 @@ class ParameterReader(ParameterFields):
     """Sampling parameters and limits of the text. Of several names of a parameter, the first counts.
 
     n_indent: indentation of the lines after the first, in blanks and tabs; the text ends before a line with
-    less. t_max_prompt_ms, t_max_predict_ms: time limits of prompt and text, 0 or less for none. path: prefix
+    less. t_max_prompt_ms, t_max_predict_ms: time limits of prompt and text, 0 or less for none.
+    draft_num_predict: Ollama's name of speculation.max. path: prefix
     of field names in errors; field_names: names in errors of parameters that other fields set.
     """
 
@@ -250,6 +251,7 @@ class ParameterReader(ParameterFields):
     n_indent: Annotated[int, Field(ge=0, le=1024)] = 0
     t_max_prompt_ms: Milliseconds = 0
     t_max_predict_ms: Milliseconds = 0
+    draft_num_predict: DraftLength | None = None
 
     path: ClassVar[str] = ""
     field_names: ClassVar[Mapping[str, str]] = {}
@@ -276,6 +278,7 @@ class ParameterReader(ParameterFields):
         return {
             "text_biases": self._text_biases(),
             "n_indent": self.n_indent,
+            "draft_max": self.draft_num_predict,
             "prompt_seconds": self.t_max_prompt_ms / 1000 if self.t_max_prompt_ms > 0 else None,
             "predict_seconds": self.t_max_predict_ms / 1000 if self.t_max_predict_ms > 0 else None,
         }
@@ -293,8 +296,8 @@ class ParameterReader(ParameterFields):
                 sent[name] = f"{self.path}{field}"
                 params[name] = _read(name, getattr(self, field), sent[name])
         steps = with_samplers(self.samplers) if self.samplers is not None else {}
-        if params.get("reasoning_budget") is None and self.thinking_budget is not None:
-            params["reasoning_budget"] = self.thinking_budget
+        if params.get("reasoning_budget") is None and self.configured_budget is not None:
+            params["reasoning_budget"] = self.configured_budget
         params = {name: value for name, value in (params | more | steps).items() if value is not None}
         if self.warms:
             params.pop("max_tokens", None)
@@ -307,7 +310,7 @@ class ParameterReader(ParameterFields):
         return params
 
     @property
-    def thinking_budget(self) -> int | None:
+    def configured_budget(self) -> int | None:
         """The budget of reasoning by fields of other APIs, None without one."""
         return None
 

@@ -150,6 +150,61 @@ def test_fields_that_set_thinking_work_in_all_apis(api: str, fields, variables) 
     assert asked(api, **fields).chat.variables == {**alone, **variables}
 
 
+@chats
+@pytest.mark.parametrize(
+    ("fields", "budget"),
+    [
+        ({"reasoning_budget_tokens": 9}, 9),
+        ({"reasoning_budget_tokens": 0}, 0),
+        ({"reasoning_budget_tokens": -1}, None),  # the server's own
+        ({"thinking_budget": 9}, 9),
+        ({"thinking": {"type": "enabled", "budget_tokens": 7}}, 7),
+        ({"thinking": {"type": "disabled", "budget_tokens": 7}}, None),
+        ({"thinking": {"type": "enabled", "budget_tokens": 7}, "reasoning_budget_tokens": 9}, 9),
+        ({"reasoning": {"max_tokens": 5}}, 5),
+    ],
+)
+def test_budgets_of_reasoning_in_all_apis(api: str, fields, budget) -> None:
+    params = asked(api, **fields, reasoning_budget_message="Enough.").params
+    assert (params.get("reasoning_budget"), params["reasoning_budget_message"]) == (budget, "Enough.")
+    assert asked(api, reasoning_control=True) == replace(asked(api), reasoning_control=True)
+
+
+@every
+def test_errors_name_fields_as_they_were_sent(api: str) -> None:
+    """Also those that the server knows by another name, or in another place."""
+    for fields, param in (
+        ({"thinking_budget_tokens": -2}, "thinking_budget_tokens"),
+        ({"max_new_tokens": "x"}, "max_new_tokens"),
+        ({"speculative.n_max": -1}, "speculative.n_max"),
+        ({"options": {"draft_num_predict": -1}}, "options.draft_num_predict"),
+        ({"options": {"stop_sequences": ["a", 5]}}, "options.stop_sequences[1]"),
+        ({"reasoning_budget_message": "x" * 5000}, "reasoning_budget_message"),
+    ):
+        if param == "max_new_tokens" and api == "messages":
+            continue  # its own field counts
+        with pytest.raises(FieldError) as error:
+            asked(api, **fields)
+        shown = error.value.details["param"]
+        assert shown == param or (api in ("ollama", "generate") and shown == f"options.{param}")
+        assert error.value.message.startswith(shown)
+
+
+@every
+def test_lengths_of_drafts_of_other_apis(api: str) -> None:
+    for name in ("draft_num_predict", "speculative.n_max"):
+        assert asked(api, **{name: 3}) == replace(asked(api), draft_max=3)
+    assert asked(api, options={"draft_num_predict": 0}) == replace(asked(api), draft_max=0)
+    assert asked(api, draft_num_predict=3, speculation={"max": 5}).draft_max == 5
+
+
+def test_unknown_values_of_include_are_named() -> None:
+    known = ["reasoning.encrypted_content", "message.output_text.logprobs"]
+    assert body("responses", include=[*known, "mood", "mood"], tone=1).ignored_fields == (
+        "tone", "include: mood",
+    )  # fmt: skip
+
+
 @every
 @pytest.mark.parametrize(
     ("fields", "params"),

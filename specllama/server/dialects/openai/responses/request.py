@@ -27,7 +27,7 @@ from specllama.server.dialects.shared.conversation import (
     read_part,
     with_images,
 )
-from specllama.server.dialects.shared.fields import SMALL, AtMost, FieldError
+from specllama.server.dialects.shared.fields import MAX_NAMED, SMALL, AtMost, FieldError
 from specllama.server.dialects.shared.sampling_fields import SamplingFields, first
 from specllama.server.dialects.shared.structured import TextFields
 from specllama.server.dialects.shared.tools import (
@@ -324,6 +324,12 @@ def _named(tool: NamedTool) -> JsonObject:
 
 
 WITH_LOGPROBS = "message.output_text.logprobs"
+_INCLUDED = (
+    WITH_LOGPROBS, "reasoning.encrypted_content", "file_search_call.results", "web_search_call.results",
+    "web_search_call.action.sources", "message.input_image.image_url", "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+)  # fmt: skip
+"""The values of `include`; all but the first are about what answers of this server do not have."""
 _STATELESS = "responses are not stored here: send the whole conversation in input"
 _REFUSED: Mapping[str, str] = {
     "previous_response_id": _STATELESS,
@@ -370,6 +376,11 @@ class ResponsesRequest(ConversationFields, SamplingFields):
     @property
     def kept(self) -> bool:
         return self.store and super().kept
+
+    @property
+    def ignored_fields(self) -> tuple[str, ...]:
+        unknown = (f"include: {name}" for name in dict.fromkeys(self.include or ()) if name not in _INCLUDED)
+        return (*super().ignored_fields, *unknown)[:MAX_NAMED]
 
     @property
     def own_effort(self) -> str | None:
