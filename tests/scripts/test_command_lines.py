@@ -45,6 +45,8 @@ def test_help_is_the_docstring_and_every_option() -> None:
 
 def test_the_page_and_the_types_of_options_are_up_to_date() -> None:
     assert run("scripts.options_page", "--check").returncode == 0, "python -m scripts.options_page"
+    fields = run("scripts.fields_page", "--check")
+    assert fields.returncode == 0, fields.stderr or "python -m scripts.fields_page"
 
 
 def test_with_more_memory_replayed_sessions_evaluate_less(tmp_path: Path) -> None:
