@@ -126,6 +126,41 @@ def test_models_that_reason(target: LlamaModel, source: str, reasons: bool) -> N
     assert ToolCalls(target, source, None).reasons is reasons
 
 
+def test_how_families_end_their_reasoning(target: LlamaModel) -> None:
+    """After a budget: gpt-oss goes on with the final channel, or with any where the answer may be calls."""
+    oss = ToolCalls(target, "{% if tools %}<|channel|>analysis<|message|> commentary to=functions.f", None)
+    final = "<|end|><|start|>assistant<|channel|>final<|message|>"
+    for with_tools, end in ((False, final), (True, "<|end|><|start|>assistant")):
+        form = oss.reasoning_form(with_tools, "", False, "<|start|>assistant")
+        opening, closing = "<|channel|>analysis<|message|>", "<|end|>"
+        assert (form.tags, form.within, form.open) == ([(opening, closing, end, final)], True, None)
+    assert oss.reasoning_form(False, "", True, "hm").open is not None  # the prompt has its beginning
+    gemma = ToolCalls(target, "{% if tools %}<|tool_call>call:f <|channel>thought", None)
+    (tags,) = gemma.reasoning_form(True, "", False, "").tags
+    assert tags == ("<|channel>thought\n", "<channel|>", "<channel|>", "<channel|>")
+    assert gemma.reasoning_form(True, "", False, "model\n<|channel>thought\n").open == tags
+    qwen = ToolCalls(target, "<think>", None)
+    form = qwen.reasoning_form(False, "</think>", False, "<think>\n")
+    assert (form.within, form.open and form.open.end) == (False, "\n</think>\n\n")
+    assert {tags.opening for tags in form.tags} >= {"<think>", "[THINK]"}
+    assert qwen.reasoning_form(False, "", False, "assistant\n").open is None
+
+
+def test_efforts_are_budgets_where_the_template_knows_none(target: LlamaModel) -> None:
+    free, given = SamplingParams(), SamplingParams(reasoning_budget=5)
+    plain = ToolCalls(target, "<think>", None)
+    levels = ToolCalls(target, "<think>{{ reasoning_effort }}", None)
+    for effort, budget in (("none", 0), ("minimal", 512), ("low", 2048), ("medium", 8192), ("high", -1)):
+        assert plain.budget(free, {"reasoning_effort": effort}) == budget
+        assert plain.budget(given, {"reasoning_effort": effort}) == 5
+        assert levels.budget(free, {"reasoning_effort": effort}) == -1
+    assert plain.budget(free, {}) == plain.budget(free, {"reasoning_effort": 5}) == -1
+    assert plain.note_budget() == ""
+    without = ToolCalls(target, "{{ messages }}", None)
+    assert "knows no reasoning" in without.note_budget()
+    assert without.note_budget() == ""  # once
+
+
 def test_the_format_that_the_user_names(target: LlamaModel) -> None:
     source = "{{ tools }}[TOOL_CALLS][ARGS]"
     assert ToolCalls(target, source, None).format.name == "mistral"

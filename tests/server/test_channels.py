@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.support import tinygguf
 from tests.support.channels import (
     ANSWER,
     JSON,
@@ -24,6 +25,7 @@ from tests.support.serving import Server
 
 ASK = [{"role": "user", "content": "Say hello."}]
 FORMAT = {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}
+LETTER = str(len(tinygguf.CONTROL) + ord("z"))
 FINAL = {str(i): bias for i, bias in TO_FINAL.items()}
 
 
@@ -129,3 +131,19 @@ def test_native_completions_and_raw_prompts_are_not_parsed(oss: Server) -> None:
     assert oss.post("/completion", {**script, "n_predict": 60}).json["content"] == ANSWER
     text = oss.post("/v1/completions", {**script, "max_tokens": 60}).json["choices"][0]["text"]
     assert text == ANSWER
+
+
+@pytest.mark.parametrize("tools", [[], [{"type": "function", "function": {"name": "f"}}]])
+def test_a_budget_ends_the_analysis(oss: Server, tools: list[Any]) -> None:
+    """The client has begun it; its part does not count. Without tools the final channel comes at once."""
+    begun = [*ASK, {"role": "assistant", "content": "", "reasoning_content": "hm"}]
+    asked: dict[str, Any] = {"max_tokens": 60, "temperature": 0, "reasoning_budget_tokens": 3, "tools": tools}
+    # Letters alone, and a call leads to no end of its own.
+    asked |= {"logit_bias": {**FINAL, LETTER: 30}, "reasoning_budget_message": " enough"}
+    answers = [
+        oss.chat(begun, **asked, speculation={"enabled": enabled}).json["choices"][0]["message"]
+        for enabled in (True, False)
+    ]
+    assert answers[0] == answers[1]
+    assert answers[0]["reasoning_content"] == "zzz enough"
+    assert answers[0]["content"] or answers[0].get("tool_calls")
