@@ -526,7 +526,7 @@ class EngineCore:
             self.loaded_engine.handle(message, size)
         elif isinstance(message, protocol.Calibrate):
             self.send(protocol.Calibrated(None, None, False))
-        elif not isinstance(message, protocol.Cancel):
+        elif not isinstance(message, (protocol.Cancel, protocol.EndReasoning)):
             raise EngineError("no model is loaded")
 
     def run(self, posted: Callable[[], None]) -> None:

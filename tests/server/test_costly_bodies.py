@@ -28,7 +28,7 @@ OF_THE_OPERATOR = {
     protocol.Load, protocol.Calibrate, protocol.Configure, protocol.Inspect, protocol.Serve, Trim,
     Tune,
 }  # fmt: skip
-WITHOUT_BODY = {protocol.Cancel, protocol.GetSlots}
+WITHOUT_BODY = {protocol.Cancel, protocol.EndReasoning, protocol.GetSlots}
 READS_NO_BODY = {"/drain"}
 
 
