@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.serving import Server, first_event, rest
+from tests.support.serving import Server, rest
 from tests.support.thinker import thinker
 
 USER = {"role": "user", "content": "hi"}
@@ -159,12 +159,8 @@ def test_an_effort_is_a_budget_where_the_template_knows_none(server: Server) -> 
 
 def ended_by_control(server: Server, asked: dict[str, Any]) -> str:
     """The text of an answer whose reasoning was ended after its first event; "" where it was over before."""
-    connection = server.begin(PATHS["chat"], messages=[USER], **asked)
-    answer = first_event(connection)
-    id_ = ""
-    while not id_:
-        line = answer.readline()
-        id_ = json.loads(line[6:])["id"] if line.startswith(b"data: {") else ""
+    answer = server.begin(PATHS["chat"], messages=[USER], stream=True, **asked).getresponse()
+    id_ = json.loads(answer.readline().removeprefix(b"data: "))["id"]
     reply = server.post("/v1/chat/completions/control", {"id": id_, "action": "reasoning_end"})
     assert reply.status in (200, 404)
     assert reply.status == 404 or reply.json == {"success": True}
@@ -175,6 +171,11 @@ def ended_by_control(server: Server, asked: dict[str, Any]) -> str:
 def test_reasoning_is_ended_while_it_is_written(server: Server) -> None:
     asked = {**endless(server), "max_tokens": 1500, "reasoning_control": True}
     assert any(ended_by_control(server, asked) for _ in range(20))  # unless it was over before
+    answer = server.begin(PATHS["chat"], messages=[USER], stream=True, max_tokens=1500).getresponse()
+    id_ = json.loads(answer.readline().removeprefix(b"data: "))["id"]
+    reply = server.post("/v1/chat/completions/control", {"id": id_, "action": "reasoning_end"})
+    assert reply.status == 404 or "reasoning_control" in reply.json["message"]
+    server.hang_up()
 
 
 def test_control_of_what_there_is_not(server: Server) -> None:
