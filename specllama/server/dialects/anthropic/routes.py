@@ -66,7 +66,7 @@ class MessageWriter(AnswerWriter):
 
     def __init__(self, options: AnswerOptions) -> None:
         super().__init__(options)
-        self._id = f"msg_{secrets.token_hex(12)}"
+        self.id = f"msg_{secrets.token_hex(12)}"
         self._begun = self._waits = False  # whether the first event is written
         self._n_blocks = 0  # opened so far
         self._open = ""  # type of the block that is open
@@ -106,7 +106,7 @@ class MessageWriter(AnswerWriter):
     def _message(self, choice: AccumulatedChoice, content: list[JsonObject]) -> JsonObject:
         ending = _ending(choice)
         return {
-            "id": self._id,
+            "id": self.id,
             "type": "message",
             "role": "assistant",
             "model": self.options.model,
