@@ -18,6 +18,7 @@ from tests.support.channels import (
     TEXT,
     THOUGHT,
     TO_FINAL,
+    TOKENS,
     gpt_oss,
     spelt_out,
 )
@@ -25,7 +26,8 @@ from tests.support.serving import Server
 
 ASK = [{"role": "user", "content": "Say hello."}]
 FORMAT = {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}
-LETTER = str(len(tinygguf.CONTROL) + ord("z"))
+CHANNEL = str(tinygguf.N_VOCAB - len(TOKENS) + TOKENS.index("<|channel|>"))
+LETTER = str(len(tinygguf.CONTROL) + ord("a"))
 FINAL = {str(i): bias for i, bias in TO_FINAL.items()}
 
 
@@ -133,17 +135,19 @@ def test_native_completions_and_raw_prompts_are_not_parsed(oss: Server) -> None:
     assert text == ANSWER
 
 
-@pytest.mark.parametrize("tools", [[], [{"type": "function", "function": {"name": "f"}}]])
-def test_a_budget_ends_the_analysis(oss: Server, tools: list[Any]) -> None:
-    """The client has begun it; its part does not count. Without tools the final channel comes at once."""
-    begun = [*ASK, {"role": "assistant", "content": "", "reasoning_content": "hm"}]
-    asked: dict[str, Any] = {"max_tokens": 60, "temperature": 0, "reasoning_budget_tokens": 3, "tools": tools}
-    # Letters alone, and a call leads to no end of its own.
-    asked |= {"logit_bias": {**FINAL, LETTER: 30}, "reasoning_budget_message": " enough"}
+@pytest.mark.parametrize(
+    ("asked", "content"),
+    [({"json_schema": SCHEMA}, JSON), ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "a")],
+)
+def test_a_budget_ends_the_analysis(oss: Server, asked: dict[str, Any], content: str) -> None:
+    """With tools the next channel is free: it is analysis again, which ends at once, then the final one."""
+    # A letter that leads to the channel analysis, and is all that is thought there.
+    asked = asked | {"max_tokens": 60, "temperature": 0, "logit_bias": {LETTER: 60, CHANNEL: 40}}
+    asked |= {"reasoning_budget_tokens": 3, "reasoning_budget_message": " enough"}
     answers = [
-        oss.chat(begun, **asked, speculation={"enabled": enabled}).json["choices"][0]["message"]
+        oss.chat(ASK, **asked, speculation={"enabled": enabled}).json["choices"][0]["message"]
         for enabled in (True, False)
     ]
     assert answers[0] == answers[1]
-    assert answers[0]["reasoning_content"] == "zzz enough"
-    assert answers[0]["content"] or answers[0].get("tool_calls")
+    assert answers[0]["reasoning_content"] == "aaa enough"
+    assert answers[0]["content"].startswith(content)
