@@ -139,8 +139,12 @@ def test_native_completions_and_raw_prompts_are_not_parsed(oss: Server) -> None:
     ("asked", "content"),
     [({"json_schema": SCHEMA}, JSON), ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "a")],
 )
-def test_a_budget_ends_the_analysis(oss: Server, asked: dict[str, Any], content: str) -> None:
+def test_a_budget_ends_the_analysis(
+    oss: Server, request: pytest.FixtureRequest, asked: dict[str, Any], content: str
+) -> None:
     """With tools the next channel is free: it is analysis again, which ends at once, then the final one."""
+    if "tools" in asked and request.node.callspec.params["oss"] == "hermes":
+        pytest.skip("with calls in a foreign form nothing is in channels")
     # A letter that leads to the channel analysis, and is all that is thought there.
     asked = asked | {"max_tokens": 60, "temperature": 0, "logit_bias": {LETTER: 60, CHANNEL: 40}}
     asked |= {"reasoning_budget_tokens": 3, "reasoning_budget_message": " enough"}
