@@ -257,7 +257,7 @@ _WITH: Mapping[str, Mapping[str, Any]] = {
 }
 """Fields that have to be there for another one to have an effect; chat alone has them."""
 _OTHERS = {
-    "speculation", "cache", "keep_alive", "options", "num_ctx",
+    "speculation", "prediction", "cache", "keep_alive", "options", "num_ctx",
     "guided_choice", "guided_grammar", "guided_json", "guided_json_object", "guided_regex",
     "infill_sampling", "min_tokens", "output_config", "output_format", "reasoning_budget",
     "repetition_penalty", "structured_outputs", "skip_special_tokens", "stop_token_ids",
