@@ -37,7 +37,7 @@ class Program:
         self.path = path
         self.env = {**os.environ, "SPECLLAMA_CACHE": str(path / "cache"), "PYTHONPATH": str(ROOT)}
 
-    def start(self, code: str, begin: str = BEGIN) -> tuple[subprocess.Popen[str], psutil.Process]:
+    def start(self, code: str, begin: str = BEGIN) -> tuple[subprocess.Popen[bytes], psutil.Process]:
         """The program running, and its engine process."""
         file = self.path / "program.py"
         file.write_text(textwrap.dedent(begin) + textwrap.dedent(code))
@@ -45,7 +45,7 @@ class Program:
             [sys.executable, *STRICT, str(file)],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            text=True,
+            bufsize=0,  # what comes along with a line stays in the pipe
             env=self.env,
             cwd=self.path,
         )
@@ -58,9 +58,9 @@ class Program:
         """What it prints, where it ends well and leaves no engine process."""
         program, engine = self.start(code)
         out, err = program.communicate(timeout=3 * SOON)
-        assert (program.returncode, err) == (0, "")
+        assert (program.returncode, err) == (0, b"")
         assert is_gone(engine)
-        return out
+        return out.decode()
 
 
 @pytest.fixture
@@ -96,7 +96,7 @@ class TestExit:
         running, engine = program.start("next(llm.stream('def ', FOR_EVER)); 1 / 0")
         _, err = running.communicate(timeout=SOON)
         assert running.returncode == 1
-        assert err.splitlines()[-1] == "ZeroDivisionError: division by zero"
+        assert err.splitlines()[-1] == b"ZeroDivisionError: division by zero"
         assert is_gone(engine)
 
     @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
@@ -109,7 +109,7 @@ class TestExit:
         _, err = running.communicate(timeout=SOON)
         assert running.returncode == -number
         assert is_gone(engine)
-        assert ("KeyboardInterrupt" in err) == (number == signal.SIGINT)
+        assert (b"KeyboardInterrupt" in err) == (number == signal.SIGINT)
 
     def test_ctrl_c_can_be_survived(self, program: Program) -> None:
         """The prompts that were running are ended, the next ones find their slots free."""
@@ -127,7 +127,7 @@ class TestExit:
         time.sleep(0.1)
         running.send_signal(signal.SIGINT)
         out, err = running.communicate(timeout=SOON)
-        assert (out, err) == ("3\n", "")
+        assert (out, err) == (b"3\n", b"")
         assert is_gone(engine)
 
     def test_an_llm_that_is_replaced_frees_its_memory(self, program: Program) -> None:

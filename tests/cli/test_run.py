@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import re
 import shlex
@@ -424,7 +425,9 @@ def test_measured_figures_are_kept_and_used_by_the_next_run(command: Command) ->
     assert told == (True, True) or disagrees  # a machine that was busy at one of the two times
     assert second.json["near_ties"] is not None
     assert command("run", "-p", "zip", "-n", "4").code == 0
-    assert json.loads(files[0].read_text())["t1"] == stored["t1"]  # measured once
+    factor = json.loads(files[0].read_text())["t1"] / stored["t1"]
+    # Measured once; a load corrects only what cannot be, as after a time at which the machine was busy.
+    assert factor == 1 or abs(math.log(factor)) > DEFAULT.most_off
 
 
 def test_the_next_run_begins_with_what_was_measured_and_learnt(command: Command) -> None:
@@ -605,7 +608,7 @@ def test_without_a_prompt_a_terminal_is_not_waited_for(shared: Command) -> None:
     assert b'specllama run -p "' in err
 
 
-LOOP = ("--raw", "--temp", "0", "-p", 8 * "_to_code")
+LOOP = ("--raw", "--temp", "0", "-p", "zip", "--logit-bias", "300+50")  # one token, whatever rounds how
 
 
 def test_an_endless_answer_ends_in_a_script(shared: Command) -> None:

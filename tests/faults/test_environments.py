@@ -165,7 +165,7 @@ def test_a_model_that_is_cut_while_it_runs(command: Command) -> None:
     shutil.copy(EMBEDDED_TARGET, path)
     process = command.start("run", "-m", "mine.gguf", "-md", "none", "-p", "zip", "-n", "-2", "-c", "2048")
     assert process.stdout is not None
-    process.stdout.read1(1)  # type: ignore[union-attr]
+    process.stdout.read(1)
     os.truncate(path, 1000)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 9

@@ -98,7 +98,7 @@ def front(command: Command, *args: str, **more: int) -> subprocess.Popen[bytes]:
 
 def begun(fronts: Sequence[subprocess.Popen[bytes]]) -> list[bytes]:
     """The first output of each."""
-    return [one.stdout.read1(1) for one in fronts if one.stdout is not None]  # type: ignore[union-attr]
+    return [one.stdout.read(1) for one in fronts if one.stdout is not None]
 
 
 def test_runs_and_a_chat_go_on(limited: Command) -> None:

@@ -39,7 +39,7 @@ SETTINGS = LoadSettings(
 def first_output(front: subprocess.Popen[bytes]) -> bytes:
     """The first output, as soon as it arrives."""
     assert front.stdout is not None
-    return front.stdout.read1(1)  # type: ignore[union-attr, no-any-return]
+    return front.stdout.read(1)
 
 
 class TestSignals:
@@ -158,7 +158,7 @@ class TestSignals:
 class TestWorker:
     def start(self, **streams: object) -> subprocess.Popen[bytes]:
         line = [sys.executable, "-m", "specllama.worker.main"]
-        return subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **streams)
+        return subprocess.Popen(line, bufsize=0, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **streams)
 
     def test_it_ends_without_a_front(self) -> None:
         worker = self.start(stdin=subprocess.DEVNULL)

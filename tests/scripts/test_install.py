@@ -445,12 +445,12 @@ with locked(Path(sys.argv[1]), Progress(sys.stderr, False)):
 """
 
 
-def hold(lock: Path, seconds: float) -> subprocess.Popen[str]:
+def hold(lock: Path, seconds: float) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         [sys.executable, "-c", HOLD, str(lock), str(seconds)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        text=True,
+        bufsize=0,  # what comes along with a line stays in the pipe
         cwd=ROOT,
     )
 
@@ -461,15 +461,15 @@ def test_the_second_waits_for_the_first_and_a_killed_one_leaves_no_lock(tmp_path
     lock.parent.mkdir()
     with hold(lock, 60) as first:
         assert first.stdout is not None
-        assert first.stdout.readline() == "locked\n"
+        assert first.stdout.readline() == b"locked\n"
         with hold(lock, 0) as second:
             assert second.stderr is not None
             waiting = second.stderr.readline()
-            assert waiting == "specllama: another installation is under way, waiting for it\n"
+            assert waiting == b"specllama: another installation is under way, waiting for it\n"
             time.sleep(0.2)
             assert second.poll() is None
             first.kill()
-            assert second.communicate(timeout=20) == ("locked\n", "")
+            assert second.communicate(timeout=20) == (b"locked\n", b"")
 
 
 def test_the_lock_of_an_earlier_version_is_removed(tmp_path: Path) -> None:

@@ -141,11 +141,13 @@ class Command:
         **more: Any,
     ) -> subprocess.Popen[bytes]:
         """Start the command, or another module with its arguments. The caller ends it; `end_started` does so
-        after a failed test.
+        after a failed test. Its pipes have no buffers here: what comes along with a line that is read stays
+        in the pipe, for `communicate` and `select`.
         """
         pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         line = [sys.executable, "-m", module, *args]
-        process = subprocess.Popen(line, env=self.environment(env), cwd=self.home, **(pipes | more))
+        environ = self.environment(env)
+        process = subprocess.Popen(line, bufsize=0, env=environ, cwd=self.home, **(pipes | more))
         self._started.append(process)
         return process
 

@@ -33,7 +33,8 @@ class Faults:
 
 class OpenAIServer:
     """The server. prefix: of the API's routes. key: the API key, "" for none. asked: the bodies of requests.
-    most: the largest number of requests that ran at once.
+    running: requests whose answer has not ended, which they are not once a client can know. most: the largest
+    number of requests that ran at once.
     """
 
     def __init__(self, prefix: str = "/v1", key: str = "", n_tokens: int = 5) -> None:
@@ -132,11 +133,18 @@ class _Handler(BaseHTTPRequestHandler):
             o.most = max(o.most, o.running)
             ill = len(o.asked) > o.faults.healthy
             status = o.faults.statuses.pop(0) if ill and o.faults.statuses else 200
+        self._running = True
         try:
             self._answer(body, status, o.faults if ill else Faults())
         finally:
-            with o.lock:
-                o.running -= 1
+            self._ended()
+
+    def _ended(self) -> None:
+        """Count the request as ended; before the client has what tells it so, as its next one may follow."""
+        if self._running:
+            self._running = False
+            with self.server.owner.lock:
+                self.server.owner.running -= 1
 
     def _refused(self) -> bool:
         o = self.server.owner
@@ -153,6 +161,8 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self, body: Mapping[str, Any], status: int | tuple[int, str], faults: Faults) -> None:
         code, after = status if isinstance(status, tuple) else (status, "")
         time.sleep(faults.hang)
+        if code != 200 or faults.ending == "page":
+            self._ended()
         if code != 200:
             self._json(code, {"error": {"message": "not now"}}, {"Retry-After": after} if after else {})
         elif faults.ending == "page":
@@ -177,6 +187,7 @@ class _Handler(BaseHTTPRequestHandler):
             if i == n // 2 and faults.ending:
                 self._break(faults.ending)
                 return
+        self._ended()
         last: dict[str, Any] = {"delta": {}} if chat else {"text": ""}
         self._event({"choices": [{"index": 0, "finish_reason": "length", **last}]})
         if not faults.uncounted:
@@ -185,6 +196,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._chunk(b"")
 
     def _break(self, how: str) -> None:
+        self._ended()
         if how == "error":
             self._event({"error": {"message": "the engine died", "code": 500}})
             self._chunk(b"data: [DONE]\n\n")

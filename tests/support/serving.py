@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import io
 import json
 import queue
 import re
@@ -210,7 +211,7 @@ class Server(Api):
 
     def _read(self) -> None:
         assert self.process.stderr is not None
-        with self.process.stderr as pipe:
+        with io.BufferedReader(self.process.stderr) as pipe:  # type: ignore[type-var]
             for raw in pipe:
                 line = raw.decode("utf-8", "replace").rstrip("\n")
                 self.lines.append(line)

@@ -8,6 +8,7 @@ import os
 import random
 import tempfile
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
@@ -92,12 +93,13 @@ class Load(Headers):
         from specllama.config.store import Store
         from specllama.worker.engine_core import EngineCore
 
-        with tempfile.TemporaryDirectory(prefix="specllama-fuzz-") as folder:
+        with tempfile.TemporaryDirectory(prefix="specllama-fuzz-") as folder, ExitStack() as closing:
             path = Path(folder, "m.gguf")
             path.write_bytes(data)
             os.truncate(path, len(data) + (16 << 20) + len(data) * 16)
             messages: list[m.Message] = []
             core = EngineCore(messages.append, Store(Path(folder, "store")))
+            closing.callback(core.shut_down)  # nothing is written into a folder that is removed
             target = ModelSettings(path=str(path), n_threads=1, n_ctx=128)
             core.handle(m.Load(LoadSettings(target=target, drafters=())))
             for message in messages:
