@@ -176,7 +176,8 @@ class TableContext:
     def can_truncate(self, seq_id: int, n_past: int) -> bool:
         most = {"full": self.n_ctx, "window": 8, "checkpoint": 0}
         most["rollback"] = min(self.max_rollback, self.last_rows[seq_id] - 1)
-        return len(self.cells[seq_id]) - n_past <= max(0, most[self.memory])
+        back = len(self.cells[seq_id]) - n_past
+        return back <= 0 or (n_past > 0 and back <= most[self.memory])
 
     def can_copy(self, seq_id: int, n_past: int) -> bool:
         return self.memory == "full" or n_past == self.n_past(seq_id)

@@ -209,6 +209,35 @@ def test_texts_after_eviction_are_those_of_an_undisturbed_engine(load, context, 
     assert shared.text(edited, temperature).output == alone.text(edited, temperature).output
 
 
+@pytest.mark.parametrize("kind", ["llama", "mamba"])
+@pytest.mark.parametrize("n", [20, 150])
+def test_a_prompt_that_is_evaluated_twice_is_evaluated_in_the_same_pieces(
+    load, context, monkeypatch, kind, n
+):
+    """Where texts keep their width: also one that is shorter than a piece, since rows of other decodes may be
+    rounded differently.
+    """
+    ctx = context(load(kind))
+    engine, pieces = Engine(ctx, Fixed([], 0), end_ids=(), clock=time.perf_counter, text_chunk=64), []
+    decode = ctx.decode
+
+    def decoded(batch, *more, **named):
+        pieces.append((batch[0].pos, len(batch)))
+        return decode(batch, *more, **named)
+
+    monkeypatch.setattr(ctx, "decode", decoded)
+    for _ in range(2):
+        engine.submit(Request(IDS[:n], SamplingParams(temperature=0, max_tokens=5, ignore_eos=True), 7))
+        while engine.busy:
+            engine.step()
+    of_prompt = [(at, rows) for at, rows in pieces if at < n]
+    first = [(at, min(64, n - at)) for at in range(0, n, 64)]
+    again = of_prompt[len(first) :]
+    assert of_prompt[: len(first)] == first
+    assert again
+    assert again == first[-len(again) :]
+
+
 def test_a_window_without_its_old_cells_can_be_filled_up(load, context):
     """Rows that fill up a decode take the place of cells that no later token sees."""
     model = load("gemma3")

@@ -72,3 +72,23 @@ class DeviceContext(TableContext):
                     logits = logits + (self.noise * rounding).astype(np.float32)
                 out.append(logits)
         return out
+
+    def copy(self, src: int, dst: int, n_past: int, partial: list[int] | None = None) -> int:
+        n = super().copy(src, dst, n_past, partial)
+        self.tags[dst] = self.tags[src][:n]
+        return n
+
+    def save(self, seq_id: int) -> TaggedIds:
+        return TaggedIds(self.cells[seq_id][: self.n_past(seq_id)], self.tags[seq_id])
+
+    def load(self, seq_id: int, saved: list[int]) -> int:
+        self.tags[seq_id] = list(saved.tags) if isinstance(saved, TaggedIds) else []
+        return super().load(seq_id, saved)
+
+
+class TaggedIds(list[int]):
+    """The ids of a saved text, and how their cells were computed."""
+
+    def __init__(self, ids: Sequence[int], tags: Sequence[int]) -> None:
+        super().__init__(ids)
+        self.tags = tags[: len(ids)]

@@ -228,6 +228,7 @@ class TextCopies:
         text = CachedSequence(
             ids, slot.scope, saved, n_bytes, partials, n_prompt, 0, priority, uses, slot.kept, draft
         )
+        text.n_begun = slot.n_begun
         self._state_cache.add_text(text)
         return True
 
@@ -350,9 +351,12 @@ class PrefixStore:
         """
         begun = slot.n_begun if n >= slot.n_begun else 0
         whole = begun + (n - begun) // chunk * chunk
-        if n > slot.n_prompt or not self.target.can_truncate(slot.seq_id, whole):
+        if n > slot.n_prompt or whole == n:
             return n
-        return self._cut(slot, whole) if whole < n else n
+        if not whole:  # which no context does by cutting
+            empty(self.target, slot)
+            return 0
+        return self._cut(slot, whole) if self.target.can_truncate(slot.seq_id, whole) else n
 
     def _acquired(self, source: PrefixSource, idle: Sequence[Slot]) -> tuple[Slot, int]:
         """The slot with the prefix in its cache, and its length; 0 where that failed."""
@@ -393,6 +397,7 @@ class PrefixStore:
         n = self.target.copy(holder.seq_id, slot.seq_id, source.n, state)
         if n:
             slot.partials = [p for p in holder.partials if p.n <= n and p.state is not None]
+            slot.n_prompt, slot.n_begun = holder.n_prompt, holder.n_begun
         return n
 
     def _loaded(self, text: CachedSequence, source: PrefixSource, idle: Sequence[Slot]) -> tuple[Slot, int]:
@@ -410,7 +415,7 @@ class PrefixStore:
             return slot, 0
         self.copies.rate.timed(text.n_bytes, self.clock() - started)
         slot.ids, slot.scope, slot.partials = text.ids.tolist(), text.scope, list(text.partials)
-        slot.n_prompt = text.n_prompt
+        slot.n_prompt, slot.n_begun = text.n_prompt, text.n_begun
         self.copies.load_draft(slot, text.draft)
         if source.n == n:
             self.mark(slot, Boundary(n, "answer"))

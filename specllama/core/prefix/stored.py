@@ -163,6 +163,7 @@ class CachedSequence:
     kept: bool = True
     draft: Saved | None = None
     floor: float | None = None
+    n_begun: int = 0
 
 
 def usable(partials: Iterable[PartialState], n: int) -> PartialState | None:

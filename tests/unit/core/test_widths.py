@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from inspect import getsourcelines
 from itertools import groupby, pairwise
+from math import inf
 from typing import Any
 
 import pytest
@@ -253,6 +254,26 @@ def test_texts_of_the_same_width_are_the_same_whatever_is_in_the_cache(n_prompt,
     assert max(map(len, by_widths.values())) > 1
     for texts in by_widths.values():
         assert all(text == texts[0] for text in texts)
+
+
+@pytest.mark.parametrize("offloads", [False, True])
+@pytest.mark.parametrize("n_common", [30, 100])
+def test_a_prompt_whose_beginning_is_copied_has_the_text_that_it_has_alone(n_common, offloads):
+    """In a further slot, or from a copy in memory: whole chunks of its last prompt alone are reused."""
+    begin, learnt = prompt_of(n_common), Setup().learn(0).policy.learnt.to_dict()
+    setup = Setup(learnt=learnt, n_slots=2)
+    if offloads:
+        setup.engine.scheduler.store.copies.room = lambda _: True
+    first = [*begin, *(5 + i * 11 % 26 for i in range(200))]
+    second = [*begin, *(6 + i * 5 % 25 for i in range(50))]
+    setup.text(first, 1, 40, 0)
+    if offloads:
+        setup.engine.scheduler.store.offload(inf)
+    texts = [setup.text(second, 2, 80, 0) for _ in range(2)]
+    alone = Setup(learnt=learnt).text(second, 2, 80, 0)
+    assert [g.stats.exact_width for g in texts] == [alone.stats.exact_width] * 2
+    assert [g.output for g in texts] == [alone.output] * 2
+    assert [g.stats.n_reused // 64 for g in texts] == [n_common // 64, (n_common + 49) // 64]
 
 
 @pytest.mark.parametrize("t", [0, 0.8])
