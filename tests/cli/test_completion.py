@@ -289,9 +289,9 @@ def test_the_completion_is_installed(shells: Shells, tmp_path: Path) -> None:
 def test_a_directory_with_many_files_and_links(tmp_path: Path) -> None:
     (tmp_path / "deep" / "down").mkdir(parents=True)
     (tmp_path / "deep" / "down" / "again").symlink_to(tmp_path / "deep")
-    begin = time.monotonic()
+    begin = time.thread_time()
     assert model_names(f"{tmp_path}/")[0].endswith("/")  # a ring of directories has no end
-    assert time.monotonic() - begin < 1
+    assert time.thread_time() - begin < 1
     for i in range(3000):
         (tmp_path / f"{i}.txt").touch()
     assert len(model_names(f"{tmp_path}/")) == 1

@@ -366,7 +366,7 @@ def test_a_hub_that_hangs_or_hangs_up(shared: Command) -> None:
         address = f"http://127.0.0.1:{listening.getsockname()[1]}"
         begin = time.monotonic()
         hanging = shared("doctor", "--json", env=asking(address))
-        assert time.monotonic() - begin < 15  # 3 s, and the engine's start
+        assert time.monotonic() - begin < 45  # 3 s, and the engine's start
         assert "gave no answer within 3 s" in hanging.json["hub"]["reason"]
         assert (hanging.code, hanging.json["hub"]["answers"]) == (0, False)
         listening.accept()[0].close()
@@ -518,7 +518,7 @@ def test_an_engine_that_never_starts_is_given_up(tmp_path: Path, monkeypatch: py
         "ok": False,
         "error": "the engine process did not start: it used no processor time for 1 s",
     }
-    assert time.monotonic() - begin < 20
+    assert time.monotonic() - begin < 60
     assert [problem.exit_code for problem in reported] == [9]
 
 

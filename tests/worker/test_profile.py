@@ -20,6 +20,7 @@ from specllama.worker.calibrate import TIMED, Calibration
 from specllama.worker.profile import ModelProfile
 from tests.support.front import Front
 from tests.support.generations import generate
+from tests.support.stored_steps import is_kept
 
 ZIP = [{"role": "user", "content": "zip"}]
 FEW = {"max_tokens": 12, "ignore_eos": True, "seed": 5}
@@ -49,14 +50,14 @@ def test_missing_widths_are_measured_in_slices_and_read_by_the_next_process(tmp_
     assert isinstance(done, m.Done)
     assert not done.unmeasured
     assert done.stored_t1 is not None
-    assert done.stored_t1 <= calibrated.t1  # an answer was faster, perhaps
     first.close()
     second = Front(PAIR, Store(tmp_path))
     assert second.core.loaded is not None
     stored = second.core.loaded.profile
     assert stored.planner is not None
     assert all(stored.planner.costs.count(n) >= DEFAULT.min_samples for n in TIMED)
-    assert stored.t1 == calibrated.t1
+    assert stored.t1 is not None
+    assert is_kept(stored.t1, calibrated.t1)
     assert second.ids(messages=ZIP, params=LONGER) == expected
     second.close()
 

@@ -258,12 +258,12 @@ def test_lines_that_arrive_in_any_parts() -> None:
 def test_a_long_line_takes_linear_time() -> None:
     """Joining what has arrived with every new part would copy 30 GB for 60 MB in parts of 64 kB."""
     buffer, part = LineBuffer(), b"x" * 65536
-    began = time.monotonic()
+    began = time.thread_time()
     for _ in range(960):
         assert buffer.add(part) == []
     (line,) = buffer.add(b"\n")
     assert len(line) == 960 * 65536
-    assert time.monotonic() - began < 4
+    assert time.thread_time() - began < 4
 
 
 def test_an_endless_line_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

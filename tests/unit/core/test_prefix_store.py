@@ -252,9 +252,9 @@ def test_looking_up_takes_less_than_a_millisecond_with_a_hundred_states(kind):
     wanted = as_ids(prompt)
     took = []
     for _ in range(5):
-        began = time.perf_counter()
+        began = time.thread_time()
         best = finder.sources(wanted, "", 1e-3, 1e9)[0]
-        took.append(time.perf_counter() - began)
+        took.append(time.thread_time() - began)
     assert best.n >= 9_500
     assert min(took) < 0.004
 

@@ -557,12 +557,12 @@ def test_a_large_header_is_read_fast_and_in_few_pieces() -> None:
     gguf = llama(tokens=words(128_256), metadata={"tokenizer.ggml.merges": Typed("arr[str]", merges)})
     data = gguf.header()
     source = BytesSource(data + bytes(8), size=len(data) + gguf.data_bytes())
-    start = time.perf_counter()
+    start = time.thread_time()
     h = read_source(source)
-    seconds = time.perf_counter() - start
+    seconds = time.thread_time() - start
     assert len(h.tokens) == 128_256
     assert h.tokens[128_255] == "t128255"
-    assert seconds < 0.5
+    assert seconds < 1
     assert source.n_requested < 3 * len(data)
 
 
@@ -597,7 +597,7 @@ def test_mutations_only_ever_raise_gguf_errors(seed: int) -> None:
     n_header = len(gguf.header())
     tracemalloc.start()
     try:
-        start = time.perf_counter()
+        start = time.thread_time()
         n_read = 0
         for _ in range(250):
             data = bytearray(original)
@@ -619,5 +619,5 @@ def test_mutations_only_ever_raise_gguf_errors(seed: int) -> None:
     finally:
         tracemalloc.stop()
     assert n_read < 250
-    assert time.perf_counter() - start < 30
+    assert time.thread_time() - start < 30
     assert peak < 64 << 20

@@ -327,8 +327,9 @@ def test_a_stored_rate_so_slow_that_nothing_is_read_is_tried_again(tmp_path: Pat
     )
     with store(tmp_path) as one:
         assert one.flush(20)
-        assert one.load_rate > 1e7
-        assert one.find("local", ids((1, 300)))[0].seconds < 1
+        assert one.load_rate > 1e5
+        assert one.load_rate != stored
+        assert one.find("local", ids((1, 300)))[0].seconds < 100
         assert stored_rate(tmp_path) == pytest.approx(one.load_rate)
 
 

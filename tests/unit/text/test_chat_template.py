@@ -249,9 +249,9 @@ def test_thousands_of_control_texts_are_fast():
     many = [f"<unused{i}>" for i in range(6000)]
     template = ChatTemplate(CHATML, [*CONTROL, *many])
     content = "Is <b>this</b> [a] <unused17> list? " * 3000
-    begin = time.monotonic()
+    begin = time.thread_time()
     assert text(template, [{"role": "user", "content": content}]).count("<unused17>") == 3000
-    assert time.monotonic() - begin < 1
+    assert time.thread_time() - begin < 1
 
 
 def test_white_space_absorbed_by_a_control_token():
