@@ -22,7 +22,6 @@ from specllama.core.interfaces import (
     NoRoomError,
 )
 from specllama.core.policy.config import DEFAULT
-from specllama.core.policy.cost_curve import CostCurve
 from specllama.core.translation import KeptTokens, Translation
 from specllama.drafters import HEAD, MODEL, wants_draft_model
 from specllama.drafters.head import TrimmedHead
@@ -431,10 +430,11 @@ def _or_translate(target: Header, draft: Header, pair: PairVerdict) -> str:
 
 
 def warm_up_target(
-    context: LlamaContext, token: int, profile: ModelProfile, clock: Callable[[], float]
+    context: LlamaContext, token: int, profile: ModelProfile, clock: Callable[[], float], others: OtherWork
 ) -> None:
     """Decode in an empty context, with logits of all rows: the scale of the stored curve, and what is missing
-    of it, as far as that takes about half a second. token: any id.
+    of it, as far as that takes about half a second. token: any id. others: since the start of this; what
+    they disturb corrects nothing that is stored.
     """
 
     def decode(n: int) -> float:
@@ -442,14 +442,12 @@ def warm_up_target(
 
     curve, known = profile.curves.at(0), profile.change_is_sure
     most = min(DEFAULT.max_rows, context.n_outputs_max, context.n_batch, context.n_ctx)
-    others = OtherWork(context.n_threads_batch)
     before = curve.to_dict() if curve.known else None
     change = measure_load(curve, decode, most, known)
     if change == 0 and profile.change_seconds:  # then it is to be seen twice
         change = measure_change(decode, curve.predict(1)) and profile.change_seconds
-    if others.disturbs:  # what was measured counts in this process, if at all
-        profile.curves.put(0, CostCurve.from_dict(before, curve.config))
-        profile.curves.at(0).set_scale(1, curve.predict(1))
+    if others.disturbs:
+        profile.observe_disturbed_load(before, curve.predict(1), change)
         return
     profile.observe_load(curve.predict(1))
     if change is not None:

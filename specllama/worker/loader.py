@@ -34,6 +34,7 @@ from specllama.models.memory.plan import (
     rows_of_logits,
     spare_cells,
 )
+from specllama.other_work import OtherWork
 from specllama.pair.check import HeadVerdict, PairVerdict
 from specllama.prefix_disk.scopes import model_key
 from specllama.text.grammar import Grammars
@@ -94,6 +95,13 @@ class Loaded:
     def slow_step_seconds(self) -> float:
         """Seconds that the first chunk of a prefill could take on a very slow machine."""
         return 2 * self.header.n_params * 64 / _SLOW_FLOPS + self.header.weight_bytes / _SLOW_BYTES
+
+    @property
+    def n_working(self) -> int:
+        """Threads that compute in a decode: one, which waits, where all layers are on devices."""
+        target, n = self.settings.target, self.plan.target.n_gpu_layers
+        split = n <= self.header.n_layer or target.n_cpu_moe or target.override_tensor
+        return self.context.n_threads_batch if split else 1
 
     @property
     def longest_draft(self) -> int:
@@ -193,10 +201,7 @@ def load(
     profile = ModelProfile(
         store, key, pair, settings.calibrate, clock, kernels=kernels, on_device=not on_processor
     )
-    warm_up_target(context, max(0, model.bos_id), profile, clock)
-    if settings.draft_max is None:
-        warm_up_drafts(profile, drafters, draft, head, clock)
-    return Loaded(
+    loaded = Loaded(
         settings,
         header,
         model,
@@ -210,12 +215,16 @@ def load(
         draft,
         head,
         history,
-        corpus if drafters else None,
-        running_time() - started,
-        prefix_key(header, context, files, settings),
-        prefix_key(draft.header, draft.context, draft_files, settings) if draft is not None else "",
-        model_key(files, {}, {}) if files else "",
+        corpus=corpus if drafters else None,
+        prefix_key=prefix_key(header, context, files, settings),
+        draft_prefix_key=prefix_key(draft.header, draft.context, draft_files, settings) if draft else "",
+        memory_key=model_key(files, {}, {}) if files else "",
     )
+    warm_up_target(context, max(0, model.bos_id), profile, clock, OtherWork(loaded.n_working))
+    if settings.draft_max is None:
+        warm_up_drafts(profile, drafters, draft, head, clock)
+    loaded.load_seconds = running_time() - started
+    return loaded
 
 
 def _model_files(settings: LoadSettings, header: Header, own: ModelSettings) -> tuple[FileIdentity, ...]:

@@ -281,6 +281,8 @@ class ModelProfile:
             self._compared = length_class(self.reach)
             if "unlike" not in self._figures:
                 self._known, self._compare_left = int(self._figures.get("alike", 0)), _COMPARE_SECONDS
+        self._disturbed_change: float | None = None  # as a load has seen it next to other programs
+        self._disturbed: dict[int, int] = {}  # how often such a load has measured each width
         self._refused = False  # whether the memory refused to be rolled back
         self._changed, self._written = False, -_WRITE_SECONDS
         self._writer: threading.Thread | None = None
@@ -292,7 +294,7 @@ class ModelProfile:
     @property
     def change_seconds(self) -> float | None:
         """Seconds that a change of the number of rows costs, 0 for nothing; None if not measured."""
-        return self._figures.get("change") if self._on_device else 0.0
+        return self._figures.get("change", self._disturbed_change) if self._on_device else 0.0
 
     def _fresh(self, name: str) -> bool:
         return is_fresh(self._measured.get(name), self._now())
@@ -308,6 +310,21 @@ class ModelProfile:
         """Record what a change of the number of rows costs."""
         self._figures["change"], self._measured[CHANGE] = seconds, self._now()
         self._changed = True
+
+    def observe_disturbed_load(self, before: object, t1: float, change: float | None) -> None:
+        """Use what a load has measured next to other programs, which is not stored: the times where there
+        were none, else their scale alone, and what a change of the number of rows costs where that is
+        unknown. before: the stored curve, None without any. t1: see `observe_load`. change: see
+        `observe_change`.
+        """
+        if before is not None:
+            curve = CostCurve.from_dict(before, POLICY)
+            curve.set_scale(1, t1)
+            self.curves.put(0, curve)
+        else:
+            curve = self.curves.at(0)
+            self._disturbed = {n: curve.count(n) for n, _ in curve.times}
+        self._disturbed_change = change
 
     def observe_load(self, t1: float) -> None:
         """Correct stored times of plain decodes that cannot be, as a load that nothing disturbed has shown.
@@ -529,6 +546,7 @@ class ModelProfile:
         """Replace the cost curve for texts of `n_ids` ids, and store it."""
         self.curves.put(n_ids, curve)
         if bucket_of(n_ids, POLICY) == 0:
+            self._disturbed.clear()
             self._figures["t1"] = curve.predict(1)
         self._plain[bucket_of(n_ids, POLICY)] = curve.predict(1)
         self._changed = True
@@ -578,11 +596,16 @@ class ModelProfile:
 
     def _snapshot(self) -> JsonObject:
         """A copy of what this process has measured and learnt, which a thread can write during decodes."""
+        curves = self.curves.to_dict(used=True)
+        if self._disturbed and (own := curves.pop("0", None)) is not None:
+            widths = wire.stored(list[tuple[int, float, int]], own["widths"], [])
+            if sure := [[n, x, count] for n, x, count in widths if count > self._disturbed.get(n, 0)]:
+                curves["0"] = {"widths": sure}
         return {
             **self._figures,
             "measured": dict(self._measured),
             "plain": {str(bucket): seconds for bucket, seconds in self._plain.items()},
-            "curves": self.curves.to_dict(used=True),
+            "curves": curves,
             "pairs": [{"pair": self.pair, "learnt": self.planner.learnt.to_dict()}] if self.planner else [],
         }
 

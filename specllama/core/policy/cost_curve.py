@@ -88,14 +88,16 @@ class CostCurve:
             self.scale = median_low(self._ratios)
 
     def _set(self, n: int, seconds: float) -> None:
-        """Set the time of a width at scale 1, and predictions between its neighbours; all with the first."""
+        """Set the time of a width at scale 1, and the predictions that depend on it."""
         if n not in self._seconds:
             self._widths.insert(bisect_left(self._widths, n), n)
         self._seconds[n] = seconds
         i, widths = bisect_left(self._widths, n), self._widths
-        first = widths[i - 1] if i > 1 else 1  # the narrowest width limits all others
-        last = widths[i + 1] if 0 < i < len(widths) - 1 else len(self.table)
+        first = widths[i - 1] if i else 1
+        last = widths[i + 1] if i < len(widths) - 1 else len(self.table)
         self.table[first:last] = map(self._predict, range(first, last))
+        for wider in widths[1:] if not i else ():  # the narrowest width limits those that were measured
+            self.table[wider] = max(self._seconds[wider], seconds)
 
     def _predict(self, n: int) -> float:
         """Seconds of n rows at scale 1; more rows never take less than the fewest measured ones."""

@@ -199,7 +199,7 @@ class Planner(Policy):
         """Draft a few tokens that are compared with those to come, unless an earlier draft still is."""
         plan = self._plans.setdefault(seq, SequencePlan())
         n, t1 = self.config.shadow_tokens, self.costs.predict(1)
-        if plan.shadow is not None or self.budget.credit <= 0:
+        if plan.shadow is not None or self.budget.credit <= 0 or not t1:
             return
         draft, model = CandidateDraft(), None
         for drafter in self._free:

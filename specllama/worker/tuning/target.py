@@ -311,7 +311,7 @@ def measure_curve(run: TuneRun, position: TimingPosition, seconds: float) -> Ite
     """
     if not position.row_seconds:
         yield from (0.0 for _ in position.fill())
-    times, others = Times(), OtherWork(run.loaded.context.n_threads)
+    times, others = Times(), OtherWork(run.loaded.n_working)
     widths, left_out = affordable_widths(position, run.t1)
     try:
         yield from time_rows(position, widths, DEFAULT.min_samples, seconds, times)

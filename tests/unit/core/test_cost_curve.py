@@ -315,6 +315,7 @@ def test_predictions_do_not_depend_on_the_order_in_which_widths_were_met(rounds)
     table = [curve.scale * seconds for seconds in curve.table][1:]
     if rounds:
         assert table == [curve.predict(n) for n in range(1, DEFAULT.max_rows + 1)]
+        assert curve.table[1:] == [curve._predict(n) for n in range(1, DEFAULT.max_rows + 1)]
 
 
 SCALARS = st.none() | st.booleans() | st.floats() | st.integers() | st.just(10**400) | st.text(max_size=3)
