@@ -16,7 +16,7 @@ MODULES = (
     "scripts.bench.known_text", "scripts.bench.make_pair", "scripts.bench.peers", "scripts.bench.peers.table",
     "scripts.bench.prefix_sessions", "scripts.bench.prefix_gaps", "scripts.bench.prefix_restart",
     "scripts.bench.random_shapes", "scripts.bench.reuse", "scripts.bench.texts", "scripts.bench.trim",
-    "scripts.bench.trim_gain", "scripts.replay",
+    "scripts.bench.trim_gain", "scripts.bench.widths", "scripts.replay",
     "tests.agents.sessions", "tests.browser.measure", "tests.browser.screenshots", "tests.fuzz",
     "tests.kernel_checks", "tests.soak",
     "training", "training.head", "training.head.acceptance", "training.head.write", "training.make_data",
