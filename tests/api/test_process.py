@@ -120,7 +120,7 @@ class TestExit:
             except KeyboardInterrupt:
                 started = time.monotonic()
                 print(count(llm))
-                assert time.monotonic() - started < 2
+                assert time.monotonic() - started < 20
         """)
         assert running.stdout is not None
         running.stdout.readline()
@@ -136,7 +136,7 @@ class TestExit:
             old = psutil.Process(llm._engine.client().pid)
             llm = LLM(n_threads=1, calibrate=False)
             gc.collect()
-            deadline = time.monotonic() + 5
+            deadline = time.monotonic() + 20
             while old.is_running() and old.status() != "zombie" and time.monotonic() < deadline:
                 time.sleep(0.01)
             assert time.monotonic() < deadline

@@ -6,7 +6,7 @@ import time
 
 import psutil
 
-SOON = 10.0  # seconds: a deadline for operations that take hundredths of a second
+SOON = 30.0  # seconds: a deadline for operations that take hundredths of a second
 
 
 def is_gone(process: psutil.Process, seconds: float = SOON) -> bool:

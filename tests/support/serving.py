@@ -22,7 +22,7 @@ import psutil
 from tests.support.command import Command
 
 START = 60.0  # seconds: a deadline for operations that take one or two
-SOON = 10.0  # seconds: a deadline for operations that take hundredths
+SOON = 30.0  # seconds: a deadline for operations that take hundredths
 QUESTION = [{"role": "user", "content": "What does shutil.copytree do?"}]
 
 

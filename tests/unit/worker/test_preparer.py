@@ -9,7 +9,7 @@ from typing import Any
 from specllama.errors import EngineError, UsageError
 from specllama.worker.intake import Job, Preparer
 
-SOON = 10.0
+SOON = 30.0
 
 
 class Held:
