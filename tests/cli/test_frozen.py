@@ -43,9 +43,12 @@ def test_toml_keys() -> None:
     assert set(RECORD["keys"]) - keys_now == set()
 
 
-def missing(recorded: dict[str, list[str]], present: dict[str, list[str]]) -> dict[str, set[str]]:
-    """What is recorded and was not found, by name."""
-    return {name: gone for name, keys in recorded.items() if (gone := set(keys) - set(present.get(name, ())))}
+def missing(
+    recorded: dict[str, list[str]], present: dict[str, list[str]], optional: str = "^$"
+) -> dict[str, set[str]]:
+    """What is recorded and was not found, by name. optional: pattern of keys that need not be there."""
+    wanted = {name: {k for k in keys if not re.search(optional, k)} for name, keys in recorded.items()}
+    return {name: gone for name, keys in wanted.items() if (gone := keys - set(present.get(name, ())))}
 
 
 def test_python() -> None:
@@ -55,17 +58,16 @@ def test_python() -> None:
 def test_reports_and_what_is_stored(command: Command) -> None:
     shutil.copyfile(EMBEDDED_TARGET, command.home / "target.gguf")
     shutil.copyfile(EMBEDDED_DRAFT, command.home / "draft.gguf")
-    assert missing(RECORD["reports"], interface.collect_reports(command)) == {}
+    # tune has no break-even points where other programs left it no time for decodes of two rows.
+    of_points = r"break_even\[\]\."
+    assert missing(RECORD["reports"], interface.collect_reports(command), of_points) == {}
 
 
 def test_responses_and_metrics(tmp_path: Path) -> None:
     with Server(tmp_path, "--draft-max", "4") as server:
-        gone = missing(RECORD["responses"], interface.collect_responses(server))
         # Which drafters have drafted is not part of the interface.
-        drafter = re.compile(r"speculation\.drafted_by\.(memory|model)$")
-        assert {
-            name: some for name, keys in gone.items() if (some := {k for k in keys if not drafter.search(k)})
-        } == {}
+        drafter = r"speculation\.drafted_by\.(memory|model)$"
+        assert missing(RECORD["responses"], interface.collect_responses(server), drafter) == {}
         assert set(RECORD["metrics"]) - set(interface.collect_metrics(server)) == set()
 
 
