@@ -37,7 +37,7 @@ from specllama.pair.check import own_head
 from specllama.worker.draft import LoadedDraft, LoadedHead, gpus, load_draft, open_head
 from specllama.worker.load_info import model_info
 from specllama.worker.loader import Loaded
-from specllama.worker.profile import pair_key
+from specllama.worker.profile_keys import pair_key
 from specllama.worker.tuning.prompts import TuningText
 from specllama.worker.tuning.target import Times, TuneRun, curve_of, points, repeated, time_step, time_steps
 
