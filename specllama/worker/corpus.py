@@ -120,12 +120,15 @@ class Corpus:
 
     def _read(self) -> None:
         """The thread."""
-        for text in read_texts(self._paths, self.counts):
-            for piece in pieces(text):
-                self._pieces.put(piece)
-                if self._done:
-                    return
-        self._pieces.put(None)
+        try:
+            for text in read_texts(self._paths, self.counts):
+                for piece in pieces(text):
+                    self._pieces.put(piece)
+                    if self._done:
+                        return
+        finally:
+            if not self._done:
+                self._pieces.put(None)
 
 
 def pieces(text: str) -> Iterator[str]:

@@ -139,6 +139,30 @@ def test_what_may_not_be_written_is_not(
     assert "memory" not in ask(load(**kept))[1]
 
 
+@pytest.mark.parametrize("when_idle", [False, True])
+def test_a_corpus_is_read_at_the_load_or_while_idle(tmp_path: Path, when_idle: bool) -> None:
+    """As `run` loads, whose only request follows at once, and as servers do."""
+    file = tmp_path / "notes.txt"
+    target = ModelSettings(path=str(EMBEDDED_TARGET), n_threads=1, n_ctx=512)
+    plain = Front(LoadSettings(target=target, draft_max=0), Store(tmp_path))
+    text, _ = ask(plain)
+    plain.close()
+    file.write_text(f"def read({text}")
+    more = {"draft_max": 6, "calibrate": False, "memory_from": (str(file),)}
+    front = Front(LoadSettings(target=target, **more), Store(tmp_path), measure_when_idle=when_idle)
+    loaded = [type(message) for message in front.messages]
+    assert (m.Notice in loaded) is not when_idle
+    while front.core.step_due_in is not None:
+        front.core.step()
+    (notice,) = (message for message in front.messages if isinstance(message, m.Notice))
+    assert "1 file, " in notice.text
+    for request in ({}, {"memory": False}, {"owner": "b"}):
+        again, by = ask(front, **request)
+        assert again == text
+        assert by["corpus"] > 30
+    front.close()
+
+
 def test_all_of_a_large_memory_is_indexed_while_idle(
     load: Callable[..., Front], kept: dict[str, object]
 ) -> None:
