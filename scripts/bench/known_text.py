@@ -71,9 +71,9 @@ def rewrite(load: LoadSettings, n_lines: int, n_runs: int) -> dict[str, Any]:
                 rate, stats = write(client, prompt, new, memory=False, **way)
                 if run:  # the first one learns
                     rates[name].append(rate)
-                drafted[name] = dict(stats.drafted_by)
+                drafted[name] = {"rounds": stats.rounds, "n_accept": stats.n_accept, **stats.drafted_by}
     found = {name: statistics.median(each) for name, each in rates.items()}
-    return {"tokens": stats.n_predict, "drafted_by": drafted, "rates": found} | {
+    return {"tokens": stats.n_predict, "drafted": drafted, "rates": found} | {
         "prediction_over_plain": found["prediction"] / found["plain"],
         "prediction_over_copies": found["prediction"] / found["copies"],
     }
