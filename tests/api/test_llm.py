@@ -531,7 +531,7 @@ def test_a_prediction_changes_no_text(single: LLM) -> None:
     text = plain[0].outputs[0].text
     outputs = single.generate(PROMPTS[:2], GREEDY, prediction=[text, None])
     assert [output.outputs[0].text for output in outputs] == [output.outputs[0].text for output in plain]
-    assert outputs[0].stats.n_predicted_accept > 5
+    assert outputs[0].stats.n_prediction > 10
     assert outputs[1].stats.n_prediction == 0
     answer = single.chat(QUESTION, GREEDY, speculate=False)[0].outputs[0].text
     assert single.chat(QUESTION, GREEDY, prediction=answer)[0].outputs[0].text == answer
