@@ -19,12 +19,12 @@ from specllama.option import Option
 
 USAGE, INTERRUPTED = 2, 130
 READER_GONE = 141  # as of a program that SIGPIPE ends
+# fmt: off
 _LIST = CommandEntry("models:on_disk", "cli.options:MODELS", "List the models on this disk.")
 _MODELS_COMMANDS = {
     "list": _LIST,
-    "show": CommandEntry(
-        "models_show:show", "cli.options:MODELS_SHOW", "Show what a model is, whether it fits, what drafts."
-    ),
+    "show": CommandEntry("models_show:show", "cli.options:MODELS_SHOW",
+        "Show what a model is, whether it fits, what drafts."),
     "add": CommandEntry("models:add", "cli.options:MODELS_ADD", "Give a file of your own a name."),
     "rm": CommandEntry("models:remove", "cli.options:MODELS_RM", "Remove downloaded models."),
     "verify": CommandEntry("models:verify", "cli.options:MODELS_VERIFY", "Hash models on disk again."),
@@ -45,67 +45,41 @@ _CHATS_COMMANDS = {
 _OFTEN = ("model", "draft_model", "n_ctx", "max_tokens", "temperature", "seed")
 _OFTEN_RUN = ("json_schema_file", "quiet", "json", "compare")
 COMMANDS: Mapping[str, CommandEntry] = {
-    "run": CommandEntry(
-        "run:run",
-        "config.options:RUN",
-        "Generate text: a prompt in, the answer out.",
-        often=("words", "prompt", "file", "system_prompt", *_OFTEN, *_OFTEN_RUN),
-    ),
-    "chat": CommandEntry(
-        "chat.command:chat",
-        "config.options:CHAT",
-        "Talk with a model.",
-        often=(*_OFTEN, "system_prompt", "continued", "name", "show_draft"),
-    ),
-    "chats": CommandEntry(
-        "chats:ls", "cli.options:CHATS", "List or remove saved conversations.", _CHATS_COMMANDS
-    ),
-    "serve": CommandEntry(
-        "serve:serve",
-        "config.options:SERVE",
-        "Serve a model over a local API.",
-        often=("model", "draft_model", "n_ctx", "n_slots", "host", "port", "api_key", "alias", "open"),
-    ),
-    "launch": CommandEntry(
-        "launch.command:launch",
-        "cli.launch.client:LAUNCH",
-        "Start an agent or another client, and a server for it.",
-    ),
+    "run": CommandEntry("run:run", "config.options:RUN", "Generate text: a prompt in, the answer out.",
+        often=("words", "prompt", "file", "system_prompt", *_OFTEN, *_OFTEN_RUN)),
+    "chat": CommandEntry("chat.command:chat", "config.options:CHAT", "Talk with a model.",
+        often=(*_OFTEN, "system_prompt", "continued", "name", "show_draft")),
+    "chats": CommandEntry("chats:ls", "cli.options:CHATS", "List or remove saved conversations.",
+        _CHATS_COMMANDS),
+    "serve": CommandEntry("serve:serve", "config.options:SERVE", "Serve a model over a local API.",
+        often=("model", "draft_model", "n_ctx", "n_slots", "host", "port", "api_key", "alias", "open")),
+    "launch": CommandEntry("launch.command:launch", "cli.launch.client:LAUNCH",
+        "Start an agent or another client, and a server for it."),
     "ps": CommandEntry("servers:ps", "cli.options:PS", "List the servers that run, and their models."),
     "stop": CommandEntry("servers:stop", "cli.options:STOP", "Stop a server that runs."),
-    "pair-check": CommandEntry(
-        "pair_check:pair_check", "cli.options:PAIR_CHECK", "Can this draft propose tokens for this target?"
-    ),
-    "trim": CommandEntry(
-        "trim:trim", "cli.options:TRIM", "Shorten the vocabulary of a draft, which makes it faster."
-    ),
+    "pair-check": CommandEntry("pair_check:pair_check", "cli.options:PAIR_CHECK",
+        "Can this draft propose tokens for this target?"),
+    "trim": CommandEntry("trim:trim", "cli.options:TRIM",
+        "Shorten the vocabulary of a draft, which makes it faster."),
     "pull": CommandEntry("pull:pull", "cli.options:PULL", "Download models, or a pair."),
-    "models": CommandEntry(
-        "models:models", "cli.options:MODELS", "List models on this disk and known names.", _MODELS_COMMANDS
-    ),
+    "models": CommandEntry("models:models", "cli.options:MODELS",
+        "List models on this disk and known names.", _MODELS_COMMANDS),
     "list": _LIST,
-    "cache": CommandEntry(
-        "cache:ls", "cli.options:CACHE", "List or remove evaluated prompts on disk.", _CACHE_COMMANDS
-    ),
-    "bench": CommandEntry(
-        "bench.command:bench",
-        "config.options:BENCH",
+    "cache": CommandEntry("cache:ls", "cli.options:CACHE", "List or remove evaluated prompts on disk.",
+        _CACHE_COMMANDS),
+    "bench": CommandEntry("bench.command:bench", "config.options:BENCH",
         "Measure plain against speculative decoding, or a server.",
-        often=(*_OFTEN[:2], "workloads", "n_tokens", "runs", "temperatures", "text", "report", "json"),
-    ),
-    "tune": CommandEntry("tune.command:tune", "config.options:TUNE", "Measure costs; say which draft pays."),
-    "rpc-worker": CommandEntry(
-        "rpc_worker:rpc_worker",
-        "config.options:RPC_WORKER",
-        "Lend this machine to a model that runs elsewhere.",
-    ),
-    "config": CommandEntry(
-        "config:config", "cli.options:CONFIG", "Say where settings are read from.", _CONFIG_COMMANDS
-    ),
-    "doctor": CommandEntry(
-        "doctor.command:doctor", "cli.options:DOCTOR", "Report what this installation can use."
-    ),
+        often=(*_OFTEN[:2], "workloads", "n_tokens", "runs", "temperatures", "text", "report", "json")),
+    "tune": CommandEntry("tune.command:tune", "config.options:TUNE",
+        "Measure costs; say which draft pays."),
+    "rpc-worker": CommandEntry("rpc_worker:rpc_worker", "config.options:RPC_WORKER",
+        "Lend this machine to a model that runs elsewhere."),
+    "config": CommandEntry("config:config", "cli.options:CONFIG", "Say where settings are read from.",
+        _CONFIG_COMMANDS),
+    "doctor": CommandEntry("doctor.command:doctor", "cli.options:DOCTOR",
+        "Report what this installation can use."),
 }
+# fmt: on
 
 
 class Terminated(BaseException):
@@ -134,7 +108,8 @@ def _version(value: bool) -> None:
 @app.callback()
 def root(
     version: Annotated[
-        bool | None, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+        bool | None,
+        typer.Option("--version", callback=_version, is_eager=True, help="Show the version."),
     ] = None,
 ) -> None:
     pass

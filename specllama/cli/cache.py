@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 from specllama.cli import console
 from specllama.cli.formatting import age, listing, wrapped
+from specllama.cli.options import mapped_errors
 from specllama.errors import NotFoundError, ResourceError
 from specllama.json_types import JsonObject
 from specllama.models.quants import size
@@ -101,14 +102,9 @@ def _kept() -> tuple[StateDirectory, dict[str, JsonObject]]:
         return directory, kept | {one.name: _about_memory(one, now) for one in listed_memories(directory)}
 
 
-@contextlib.contextmanager
-def _possible(directory: StateDirectory) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        why = error.strerror or str(error)
-        hint = "specllama doctor says whether the cache can be written"
-        raise ResourceError(f"{directory.path} cannot be used: {why}", hint) from None
+def _possible(directory: StateDirectory) -> AbstractContextManager[None]:
+    hint = "specllama doctor says whether the cache can be written"
+    return mapped_errors(ResourceError, f"{directory.path} cannot be used", hint)
 
 
 def _named(name: str, kept: Mapping[str, JsonObject]) -> list[str]:

@@ -164,11 +164,6 @@ class _TerminalLog(io.TextIOWrapper):
         return int(super().write(visible(text)))
 
 
-def with_flags(text: str) -> str:
-    """The text with options as flags."""
-    return with_option_names(text, as_flag)
-
-
 def as_flag(name: str, value: str | None) -> str:
     """How the command line spells an option, with a value or without."""
     from specllama.config import options
@@ -219,7 +214,7 @@ def _message(text: str, before: str = "") -> str:
     first line.
     """
     lines, width = list[str](), columns(sys.stderr) if sys.stderr.isatty() else None
-    for line in _shown(sys.stderr, with_flags(text)).split("\n"):
+    for line in _shown(sys.stderr, with_option_names(text, as_flag)).split("\n"):
         first = "" if lines else before
         is_long = width is not None and len(first) + len(line) > width
         lines += wrapped(line, width, first, _INDENT) if is_long else [first + line]

@@ -128,7 +128,8 @@ def remove(given: Mapping[str, Any]) -> int:
     demo = DemoStore(known.environ) if DEMO in given["names"] else None
     if demo is not None:
         demo.require()
-    own = {name: file for name in names if (file := _own_name(known, name))}
+    named = {one.lower() for one in known.manifest.files}
+    own = {n: file for n in names if n.lower() in named and (file := known.parse(n, "NAME").file)}
     names = [name for name in names if name not in own]
     chosen = select if given.get("all") else select_one
     todo = {model.content: model for name in names for model in chosen(known, name)}
@@ -146,12 +147,6 @@ def remove(given: Mapping[str, Any]) -> int:
     lines = [f"removed the name {name}; the file {file} stays" for name, file in own.items()]
     lines += [f"removed {one['name']}, {size(one['bytes'])} freed" for one in removed[len(own) :]]
     return console.report(given, {"schema": "specllama.models-rm/1", "removed": removed}, lines)
-
-
-def _own_name(known: Library, name: str) -> str:
-    """The file whose name in models.toml this is, "" for other names."""
-    named = {one.lower() for one in known.manifest.files}
-    return known.parse(name, "NAME").file if name.lower() in named else ""
 
 
 def _write(file: Path, text: str) -> None:
@@ -307,19 +302,15 @@ def add(given: Mapping[str, Any]) -> int:
         raise UsageError(f"{name} is {what} already", "choose another name")
     file = user_path(known.environ)
     text = read_text(file) if file.exists() else f'schema = "{SCHEMA}"\n'
-    entry = f'\n[models."{name}"]\nfile = {_quoted(path)}\n'
+    escaped = path.replace("\\", "\\\\").replace('"', '\\"')
+    escaped = "".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in escaped)
+    entry = f'\n[models."{name}"]\nfile = "{escaped}"\n'
     changed = parse_toml(file, text.rstrip("\n") + "\n" + entry)
     ManifestFile(changed).files()
     _write(file, changed.text)
     console.data(f"{name} is {path}\n")
     console.note(f"specllama models rm {name} removes the name again, and not the file")
     return 0
-
-
-def _quoted(text: str) -> str:
-    """A text in TOML."""
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
-    return '"' + "".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in escaped) + '"'
 
 
 def verify(given: Mapping[str, Any]) -> int:
@@ -334,7 +325,7 @@ def verify(given: Mapping[str, Any]) -> int:
     else:
         todo = [file for model in installed_models(known) for file in _files(model)]
     if DEMO in names or (not names and demo.is_on_disk()):
-        todo.append(_File(DEMO, demo.require(), partial(_verify_demo, demo)))
+        todo.append(_File(DEMO, demo.require(), demo.verify))
     damaged: list[IntegrityError] = []
     results = list(_verified(todo, damaged))
     words = {True: "whole  ", False: "DAMAGED", None: "unknown"}
@@ -352,17 +343,12 @@ class _File(NamedTuple):
 
     name: str
     path: Path
-    verify: Callable[[Callable[[int], None]], bool]
+    verify: Callable[[Callable[[int], None]], bool | None]
 
 
 def _files(model: InstalledModel) -> Iterator[_File]:
     for file in model.files:
         yield _File(model.name, file.link, partial(verify_file, file))
-
-
-def _verify_demo(demo: DemoStore, progress: Callable[[int], None]) -> bool:
-    demo.verify(progress)
-    return True
 
 
 def _verified(todo: Sequence[_File], damaged: list[IntegrityError]) -> Iterator[JsonObject]:
@@ -377,7 +363,7 @@ def _verified(todo: Sequence[_File], damaged: list[IntegrityError]) -> Iterator[
         ok: bool | None = None
         reason = ""
         try:
-            ok = file.verify(progress) or None
+            ok = None if file.verify(progress) is False else True
         except IntegrityError as error:
             damaged.append(error)
             ok, reason = False, error.message

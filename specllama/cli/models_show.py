@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from specllama.cli import console
 from specllama.cli.formatting import wrapped
 from specllama.cli.progress import library
+from specllama.config.defaults import N_CTX_DEFAULT
 from specllama.config.load import LoadSettings, ModelSettings
 from specllama.errors import NetworkError, ResourceError, SpecllamaError
 from specllama.gguf.header import Header, read_model
@@ -58,14 +59,8 @@ class Fit:
         """For a column: "yes", "8192 tokens" where the context is shortened for it, "no", "" if unknown."""
         if self.plan is None:
             return "no" if self.problem else ""
-        return "yes" if not self._shortened else f"{self.plan.n_ctx} tokens"
-
-    @property
-    def _shortened(self) -> bool:
-        from specllama.config.defaults import N_CTX_DEFAULT
-
-        assert self.plan is not None
-        return self.plan.n_ctx < min(self.n_ctx_train or N_CTX_DEFAULT, N_CTX_DEFAULT)
+        shortened = self.plan.n_ctx < min(self.n_ctx_train or N_CTX_DEFAULT, N_CTX_DEFAULT)
+        return f"{self.plan.n_ctx} tokens" if shortened else "yes"
 
     def sentence(self, machine: Machine) -> str:
         """The memory that it takes and that there is."""
@@ -230,8 +225,9 @@ def _rows(
     yield _Row("bytes", n_bytes, "model", ", ".join(part for part in parts if part))
     if is_head:
         yield _Row(None, None, "head", "it drafts for its model with -md, and cannot be run alone")
+    trained = f"{header.n_ctx_train} tokens in training" if header.n_ctx_train else "not stated"
     rows = (
-        _Row("n_ctx_train", header.n_ctx_train or None, "context", _trained(header)),
+        _Row("n_ctx_train", header.n_ctx_train or None, "context", trained),
         _Row("is_head", is_head),
         _Row("head", _head(header), "head", _head(header)),
         _Row("chat_template", header.chat_template is not None, "template", _template(header)),
@@ -262,10 +258,6 @@ def params(n: int) -> str:
     return f"{n / one:.3g} {unit} weights" if n else "no weights"
 
 
-def _trained(header: Header) -> str:
-    return f"{header.n_ctx_train} tokens in training" if header.n_ctx_train else "not stated"
-
-
 def _head(header: Header) -> str:
     with contextlib.suppress(SpecllamaError):
         head = read_head(header)
@@ -279,11 +271,9 @@ def _head(header: Header) -> str:
 def _template(header: Header) -> str:
     if header.chat_template is None:
         return "none: run completes texts, chat cannot be used"
-    able = []
-    if _mentions(header, "tools"):
-        able.append("tools")
-    if _mentions(header, *_THINKS):
-        able.append("thinking")
+    able = [
+        word for word, marks in (("tools", ("tools",)), ("thinking", _THINKS)) if _mentions(header, *marks)
+    ]
     return f"for chat, with {' and '.join(able)}" if able else "for chat"
 
 

@@ -26,19 +26,13 @@ def _argument(
 
 
 # fmt: off
-_OUTPUT = table("Output",
-    row("json", "--json", bool, "one JSON object on stdout"),
-    row("debug", "--debug", bool, "show tracebacks"),
-)
+_DEBUG = table("Output", row("debug", "--debug", bool, "show tracebacks"))
+_OUTPUT = [*table("Output", row("json", "--json", bool, "one JSON object on stdout")), *_DEBUG]
 PAIR_CHECK = [
     _argument("target", "MAIN", "the target: a file or a name", GGUF, required=False),
-    _argument(
-        "draft",
-        "DRAFT",
-        "the draft, a model or a head: a file or a name (default: what run uses with MAIN)",
-        GGUF,
-        required=False,
-    ),
+    _argument("draft", "DRAFT",
+        "the draft, a model or a head: a file or a name (default: what run uses with MAIN)", GGUF,
+        required=False),
     *table("Arguments",
         row("model", "-m --model", str, "MAIN, as with run", "MAIN", (GGUF,)),
         row("draft_model", "-md --model-draft", str, "DRAFT, as with run", "DRAFT", (GGUF,)),
@@ -79,29 +73,27 @@ TRIM = [
 ]
 MODELS = [*MODELS_DIR, *_OUTPUT]
 CONFIG = _OUTPUT
-CONFIG_PATH = table("Output", row("debug", "--debug", bool, "show tracebacks"))
+CONFIG_PATH = _DEBUG
 PS = _OUTPUT
 STOP = [
-    _argument(
-        "name", "SERVER", "its address, port, process, or a model in its memory", RUNNING, required=False
-    ),
+    _argument("name", "SERVER", "its address, port, process, or a model in its memory", RUNNING,
+        required=False),
     *table("Server",
         row("all", "--all", bool, "stop all servers of this user"),
         row("now", "--now", bool, "end running requests at once"),
     ),
-    *table("Output", row("debug", "--debug", bool, "show tracebacks")),
+    *_DEBUG,
 ]
 MODELS_SHOW = [_argument("name", "NAME|FILE", "a name (see specllama models) or a GGUF file", GGUF), *_OUTPUT]
 MODELS_ADD = [
     _argument("name", "NAME", "what the file shall be called", ""),
     _argument("file", "FILE", "the GGUF file; of a split model its first part", GGUF),
-    *table("Output", row("debug", "--debug", bool, "show tracebacks")),
+    *_DEBUG,
 ]
 MODELS_RM = [
     _argument("names", "NAME...", "what to remove", DOWNLOADED, list),
     *table("Models",
-        row("all", "--all", bool, "all models of a repository, where a name is that of several"),
-    ),
+        row("all", "--all", bool, "all models of a repository, where a name is that of several")),
     *_OUTPUT,
 ]
 MODELS_VERIFY = [
@@ -111,10 +103,7 @@ MODELS_VERIFY = [
 CACHE = _OUTPUT
 CACHE_RM = [_argument("names", "NAME...", "ids of prompts, or names of models", KEPT, list), *_OUTPUT]
 CHATS = _OUTPUT
-CHATS_RM = [
-    _argument("names", "NAME...", "names or ids of conversations", SAVED_CHATS, list),
-    *_OUTPUT,
-]
+CHATS_RM = [_argument("names", "NAME...", "names or ids of conversations", SAVED_CHATS, list), *_OUTPUT]
 DOCTOR = [
     *table("Report", row("all", "--all", bool, "all that was found, not the verdict alone")),
     *table("Hardware", row("rpc", "--rpc", str, "also ask these RPC workers: host:port,...", "LIST")),

@@ -215,11 +215,20 @@ def pair_check(given: Mapping[str, Any]) -> int:
     known = library()
     main = known.find(_named(given, "target", "model", "MAIN"), "MAIN")
     target = _header(known, main, check_model)
-    translates, shared = _translates(given), None
+    mode, shared = given.get("draft_vocab", "strict"), None
+    if mode not in DRAFT_VOCABS:
+        raise UsageError(f"must be one of {', '.join(DRAFT_VOCABS)}, not {mode!r}", option="draft_vocab")
+    translates = mode == "auto"
     if (name := _draft_name(given)) is not None:
         other = find_draft(known, name, "DRAFT")
     else:
-        other = _known_draft(known, main, target, translates) or main
+        # What was measured with one of another vocabulary is in the table or the error; a note says so only
+        # where it would be used if tokens were translated.
+        other = (
+            own_draft(known, main, target)
+            or foreign_draft(Library() if translates else known, main, target, translates)
+            or main
+        )
     draft = target if other is main else _header(known, other, check_draft)
     verdict: PairVerdict | HeadVerdict
     verdict = _inner_head(main.path, target, translates) if other is main else check_any(target, draft)
@@ -236,24 +245,6 @@ def pair_check(given: Mapping[str, Any]) -> int:
     about = report(target, draft, verdict, usable, shared)
     console.report(given, about, _lines(target, draft, verdict, usable, console.width()))
     return 0 if usable else IncompatiblePairError.exit_code
-
-
-def _known_draft(
-    known: Library, main: ResolvedModel, target: Header, translates: bool
-) -> ResolvedModel | None:
-    """The draft with which `run` uses the target. What was measured with one of another vocabulary is in the
-    table or the error; a note says so only where it would be used if tokens were translated.
-    """
-    own = own_draft(known, main, target)
-    return own or foreign_draft(Library() if translates else known, main, target, translates)
-
-
-def _translates(given: Mapping[str, Any]) -> bool:
-    """Whether the draft's tokens may be translated. Raises UsageError."""
-    mode = given.get("draft_vocab", "strict")
-    if mode not in DRAFT_VOCABS:
-        raise UsageError(f"must be one of {', '.join(DRAFT_VOCABS)}, not {mode!r}", option="draft_vocab")
-    return bool(mode == "auto")
 
 
 def _draft_name(given: Mapping[str, Any]) -> str | None:

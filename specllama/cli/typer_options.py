@@ -68,74 +68,65 @@ class CommandEntry:
         return str(own or getattr(module, "EXAMPLES", ""))
 
 
-def _naming(ctx: Any, parse: Callable[[Any, list[str]], list[str]], args: list[str]) -> list[str]:
-    """Parse a command's arguments: its errors name it, also those that Typer's parser raises without it."""
-    try:
-        return parse(ctx, args)
-    except typer.TyperException as error:
-        if getattr(error, "ctx", ctx) is None:
-            error.ctx = ctx  # type: ignore[attr-defined]
-        raise
+class _Help:
+    """What commands and groups of them share, before Typer's class: help and usage as wide as the terminal,
+    and errors that name the command, also those that Typer's parser raises without it.
+    """
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        try:
+            parsed: list[str] = super().parse_args(ctx, args)  # type: ignore[misc]
+        except typer.TyperException as error:
+            if getattr(error, "ctx", ctx) is None:
+                error.ctx = ctx  # type: ignore[attr-defined]
+            raise
+        return parsed
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        formatter.width = max(18, min(shutil.get_terminal_size().columns, 100) - 2)
+        super().format_help(ctx, formatter)  # type: ignore[misc]
+
+    def format_usage(self: Any, ctx: Any, formatter: Any) -> None:
+        text = " ".join(["Usage:", ctx.command_path, *self.collect_usage_pieces(ctx)])
+        formatter.write("".join(f"{line}\n" for line in wrapped(text, formatter.width, more="  ")))
 
 
-class CommandGroup(typer.core.TyperGroup):
+class CommandGroup(_Help, typer.core.TyperGroup):
     """Commands from a table; a command gets its options when it is resolved."""
 
     entries: Mapping[str, CommandEntry]
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        return _naming(ctx, super().parse_args, args)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         name, command, rest = super().resolve_command(ctx, args)
         return name, command and build(str(name), self.entries[str(name)]), rest
 
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        formatter.width = help_width()
-        super().format_help(ctx, formatter)
 
-    def format_usage(self, ctx: Any, formatter: Any) -> None:
-        text = " ".join(["Usage:", ctx.command_path, *self.collect_usage_pieces(ctx)])
-        formatter.write("".join(f"{line}\n" for line in wrapped(text, formatter.width, more="  ")))
-
-
-class OptionCommand(typer.core.TyperCommand):
-    """A command whose help shows its options in groups, then its examples."""
+class _OptionHelp(_Help):
+    """The help of a command from a table: its options in groups, then its examples."""
 
     entry: CommandEntry
 
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        return _naming(ctx, super().parse_args, args)
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        format_groups(self, ctx, formatter)
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002 - Typer's signature
+        format_examples(self.entry, formatter)
+
+
+class OptionCommand(_OptionHelp, typer.core.TyperCommand):
+    """A command from a table."""
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:  # noqa: ARG002 - Typer's signature
-        return usage(self.entry)
-
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        formatter.width = help_width()
-        super().format_help(ctx, formatter)
-
-    def format_usage(self, ctx: Any, formatter: Any) -> None:
-        text = " ".join(["Usage:", ctx.command_path, *self.collect_usage_pieces(ctx)])
-        formatter.write("".join(f"{line}\n" for line in wrapped(text, formatter.width, more="  ")))
-
-    def format_options(self, ctx: Any, formatter: Any) -> None:
-        format_groups(self, ctx, formatter)
-
-    def format_epilog(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002 - Typer's signature
-        format_examples(self.entry, formatter)
+        arguments = [o for o in self.entry.table() if not o.flags]
+        return ["[OPTIONS]", *(str(o.metavar) if o.required else f"[{o.metavar}]" for o in arguments)]
 
 
-class OptionGroup(CommandGroup):
+class OptionGroup(_OptionHelp, CommandGroup):
     """An OptionCommand that has commands of its own."""
 
-    entry: CommandEntry
-
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        format_groups(self, ctx, formatter)
+        super().format_options(ctx, formatter)
         self.format_commands(ctx, formatter)
-
-    def format_epilog(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002 - Typer's signature
-        format_examples(self.entry, formatter)
 
 
 def application(entries: Mapping[str, CommandEntry], **settings: Any) -> typer.Typer:
@@ -164,14 +155,6 @@ def build(name: str, entry: CommandEntry) -> Any:
     return typer.main.get_command(group)
 
 
-def note_missing_places() -> None:
-    """A line where there is no home or working directory."""
-    from specllama.config.places import missing
-
-    if note := missing(os.environ):
-        console.note(f"note: {note}")
-
-
 def _placeholder() -> None:
     raise AssertionError("the placeholder was not replaced by the command")
 
@@ -181,9 +164,12 @@ def _callback(entry: CommandEntry) -> Callable[..., None]:
 
     def command(context: typer.Context, **values: Any) -> None:
         if context.invoked_subcommand is None:
+            from specllama.config.places import missing
+
             given = {name: value for name, value in values.items() if value is not None and value != []}
             console.be_quiet(bool(given.get("quiet")))
-            note_missing_places()
+            if note := missing(os.environ):  # there is no home or working directory
+                console.note(f"note: {note}")
             raise typer.Exit(entry.function()(given) or 0)
 
     annotations = {o.name: _annotation(o) for o in entry.table()}
@@ -227,17 +213,6 @@ def _number(o: Option) -> Callable[[str], Any]:
     return read
 
 
-def usage(entry: CommandEntry) -> list[str]:
-    """The usage of a command, without its name."""
-    arguments = [o for o in entry.table() if not o.flags]
-    return ["[OPTIONS]", *(str(o.metavar) if o.required else f"[{o.metavar}]" for o in arguments)]
-
-
-def help_width() -> int:
-    """Columns of a help page."""
-    return max(18, min(shutil.get_terminal_size().columns, 100) - 2)
-
-
 def format_groups(command: Any, ctx: Any, formatter: Any) -> None:
     """Write the options of a command, each under the title of its group."""
     often: Sequence[str] = command.entry.often
@@ -254,17 +229,13 @@ def format_groups(command: Any, ctx: Any, formatter: Any) -> None:
     for title, records in groups.items():
         if records:
             with formatter.section(title):
-                _write_definitions(formatter, records)
-
-
-def _write_definitions(formatter: Any, records: Iterable[tuple[str, str]]) -> None:
-    if formatter.width >= _NARROW:
-        formatter.write_dl(records)
-        return
-    for flags, text in records:
-        formatter.write_text(flags)
-        with formatter.indentation():
-            formatter.write_text(text)
+                if formatter.width >= _NARROW:
+                    formatter.write_dl(records)
+                    continue
+                for flags, text in records:
+                    formatter.write_text(flags)
+                    with formatter.indentation():
+                        formatter.write_text(text)
 
 
 def format_examples(entry: CommandEntry, formatter: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -23,7 +23,6 @@ from specllama.cli.chat.terminal import (
     LineReader,
     Screen,
     TerminalReader,
-    UserInput,
 )
 from specllama.cli.options import resolved, sampling
 from specllama.cli.progress import prepared
@@ -89,8 +88,13 @@ def chat(given: Mapping[str, Any]) -> int:
         if session.system is not None:
             session.conversation.system = session.system
         _greet(session, values.get("show_draft", False))
-        with _rescuing(session):
+        try:
             code = _converse(session, reader)
+        except console.ReaderGoneError:
+            raise
+        except BaseException:  # also because the terminal is gone
+            session.rescue()
+            raise
         if not code:  # otherwise it is said already
             if session.interactive and saver.works:
                 again = "specllama chat --continue goes on with it"
@@ -168,18 +172,6 @@ def _greet(session: ChatSession, show_draft: bool) -> None:
         session.screen.dim("/help lists the commands, Ctrl-D leaves")
 
 
-@contextlib.contextmanager
-def _rescuing(session: ChatSession) -> Iterator[None]:
-    """Save the conversation if the block ends with an exception, also because the terminal is gone."""
-    try:
-        yield
-    except console.ReaderGoneError:
-        raise
-    except BaseException:
-        session.rescue()
-        raise
-
-
 def _converse(session: ChatSession, reader: InputReader) -> int:
     """Answer inputs until they end or the user leaves. Returns the exit code, from a pipe that of the first
     error.
@@ -190,7 +182,10 @@ def _converse(session: ChatSession, reader: InputReader) -> int:
             typed = reader.read()
             if typed is None:
                 raise LeaveError(0)
-            _act_on(session, typed)
+            if not typed.literal and typed.text.startswith("/") and not typed.text.startswith("//"):
+                run_command(session, typed.text)
+            elif (message := typed.text if typed.literal else typed.text.removeprefix("/")).strip():
+                session.say(message)
             session.keep()
         except LeaveError as leave:
             if leave.code:
@@ -230,16 +225,6 @@ def _offer_to_save(session: ChatSession, reader: InputReader) -> None:
 def _show_error(error: SpecllamaError) -> None:
     shown = error.with_option_names(console.as_flag)
     console.error(visible(shown.message), visible(shown.hint))  # may quote a file
-
-
-def _act_on(session: ChatSession, typed: UserInput) -> None:
-    """Run the command of an input, or send its message."""
-    if not typed.literal and typed.text.startswith("/") and not typed.text.startswith("//"):
-        run_command(session, typed.text)
-        return
-    message = typed.text if typed.literal else typed.text.removeprefix("/")
-    if message.strip():
-        session.say(message)
 
 
 # `chat --continue`: which conversation, and the options that it was held with.
@@ -296,7 +281,10 @@ def options_of(given: Mapping[str, Any], values: Mapping[str, Any]) -> OptionVal
     """
     chosen = {name: values[name] for name in (*_MODEL, *_DRAFT, *_OF_DRAFT) if name in values}
     chosen |= {name: given[name] for name in (*_OF_MODEL, *_OTHERS) if name in given}
-    return {name: _absolute(value) if name in _FILES else value for name, value in chosen.items()}
+    for name in chosen.keys() & set(_FILES):  # by their whole paths, so that they are found from elsewhere
+        path = os.path.expanduser(chosen[name])
+        chosen[name] = os.path.abspath(path) if os.path.exists(path) else chosen[name]
+    return chosen
 
 
 def with_options(given: Mapping[str, Any], chat: SavedChat) -> OptionValues:
@@ -327,12 +315,6 @@ def _checked(saved: Conversation, path: Path) -> OptionValues:
         if type(value) is not _KINDS[name]:
             raise UsageError(f"{path}: options: {name} must be a {_KINDS[name].__name__}, not {value!r:.60}")
     return known
-
-
-def _absolute(value: str) -> str:
-    """The whole path of a file, so that it is found from elsewhere; a name of something else as it is."""
-    path = os.path.expanduser(value)
-    return os.path.abspath(path) if os.path.exists(path) else value
 
 
 def _is_gone(value: str | None) -> bool:

@@ -89,10 +89,6 @@ def _clear(session: ChatSession, _rest: str) -> None:
     console.note(f"{counted(n, 'turn')} forgotten{kept}")
 
 
-def _regen(session: ChatSession, _rest: str) -> None:
-    session.say_again()
-
-
 def _save(session: ChatSession, rest: str) -> None:
     name = rest or session.file
     if not name:
@@ -157,20 +153,17 @@ def _draft(session: ChatSession, rest: str) -> None:
             raise UsageError(f"no drafter is available: {info.off_reason}")
         console.note(f"drafts {rest}")
     elif rest == "auto" or re.fullmatch("[0-9]{1,9}", rest):
-        _draft_up_to(session, None if rest == "auto" else int(rest))
+        draft_max = None if rest == "auto" else int(rest)
+        if draft_max == session.engine.settings.draft_max:
+            console.note("drafts on, the length is the same")
+        elif session.engine.draft_up_to(draft_max, session.structured):
+            session.conversation.forget_ids()
+        session.speculate = True
     elif rest:
         raise UsageError(f"/draft takes on, off, auto or a number of tokens, not {rest[:60]!r}")
     else:
         length = "auto" if info.draft_max is None else f"up to {info.draft_max}"
         console.note(f"drafts {'on' if session.speculate else 'off'}, length {length}")
-
-
-def _draft_up_to(session: ChatSession, draft_max: int | None) -> None:
-    if draft_max == session.engine.settings.draft_max:
-        console.note("drafts on, the length is the same")
-    elif session.engine.draft_up_to(draft_max, session.structured):
-        session.conversation.forget_ids()
-    session.speculate = True
 
 
 def _exit(_session: ChatSession, _rest: str) -> None:
@@ -184,7 +177,11 @@ COMMANDS: Mapping[str, Command] = {
     "/system": Command(_system, "[TEXT]", 'show or set the system message; "" removes it'),
     "/set": Command(_set, "[NAME VALUE]", "show or set sampling parameters; the value default unsets", NAMES),
     "/clear": Command(_clear, "", "forget the conversation, and begin another one"),
-    "/regen": Command(_regen, "", "answer the last message again: new seed, or the one set plus one"),
+    "/regen": Command(
+        lambda session, _: session.say_again(),
+        "",
+        "answer the last message again: new seed, or the one set plus one",
+    ),
     "/save": Command(_save, "FILE", "write the conversation to a file; later without FILE", (FILE,)),
     "/load": Command(_load, "FILE", "go on with the conversation of a file", (FILE,)),
     "/continue": Command(_continue, "[NAME]", "list saved conversations, or go on with one"),

@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 from specllama import wire
 from specllama.calls.history import parsed_arguments
+from specllama.cli.options import mapped_errors
 from specllama.client.protocol import EarlierTurn
 from specllama.config.store import write_whole
 from specllama.config.text_file import read_text
@@ -123,7 +124,10 @@ class Conversation:
         the text or only the last turn is left.
         """
         if n is None:
-            n = _n_to_drop([len(turn.message) + len(turn.answer or "") for turn in self.turns])
+            sizes = [len(turn.message) + len(turn.answer or "") for turn in self.turns]
+            n = 1
+            while n < len(sizes) - 1 and 2 * sum(sizes[n:]) > sum(sizes):
+                n += 1
         n = min(n, len(self.turns))
         while 0 < n < len(self.turns) and self.turns[n].results:  # they belong to the calls before them
             n += 1
@@ -141,15 +145,6 @@ def turn_messages(turn: Turn, answered: bool = True) -> list[JsonObject]:
         calls = {"tool_calls": turn.calls} if turn.calls else {}
         messages.append({"role": "assistant", "content": turn.answer, **calls})
     return messages
-
-
-def _n_to_drop(sizes: Sequence[int]) -> int:
-    """How many of the first sizes to drop until the rest is at most half of the sum, or only the last one."""
-    n, left = 1, sum(sizes[1:])
-    while n < len(sizes) - 1 and 2 * left > sum(sizes):
-        left -= sizes[n]
-        n += 1
-    return n
 
 
 # The file of a conversation.
@@ -210,10 +205,8 @@ def write(name: str, conversation: Conversation) -> Path:
             read(name)
         except (UsageError, NotFoundError) as error:
             raise UsageError(f"{error.message}; it is not overwritten", "save under another name") from None
-    try:
+    with mapped_errors(ResourceError, f"{path} cannot be written"):
         write_whole(path, as_text(conversation), 0o600)
-    except OSError as error:
-        raise ResourceError(f"{path} cannot be written: {error.strerror or error}") from None
     return path
 
 
@@ -261,11 +254,9 @@ def _messages(turns: Sequence[Turn]) -> list[JsonObject]:
 def read(name: str) -> Conversation:
     """The conversation in a file. Raises NotFoundError, UsageError, each in one line."""
     path = _path(name)
-    try:
+    with mapped_errors(UsageError, f"{path} cannot be read"):
         if path.exists() and not path.is_file():
             raise UsageError(f"{path} is no file")
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror or error}") from None
     return from_text(read_text(str(path), "", MAX_BYTES), path)
 
 

@@ -22,6 +22,7 @@ from filelock import FileLock, Timeout
 from specllama.cli import console
 from specllama.cli.chat.conversation import Conversation, as_text, read
 from specllama.cli.formatting import nearest
+from specllama.cli.options import mapped_errors
 from specllama.config.places import NOWHERE, close_to_others, data_dir
 from specllama.config.store import write_whole
 from specllama.errors import IntegrityError, NotFoundError, ResourceError, SpecllamaError, UsageError
@@ -145,15 +146,11 @@ class ChatLibrary:
         with contextlib.suppress(FileExistsError):
             self.path.mkdir(mode=0o700)
         close_to_others(self.path)
-        self._sweep()
-        return self.path / f"{secrets.token_hex(8)}.json"
-
-    def _sweep(self) -> None:
-        """Remove what killed chats have left half-written."""
-        for name in os.listdir(self.path):
+        for name in os.listdir(self.path):  # what killed chats have left half-written
             if (match := _LEFT_OVER.fullmatch(name)) is not None:
                 with contextlib.suppress(OSError, ResourceError), held(self.path / match[1]):
                     (self.path / name).unlink(missing_ok=True)
+        return self.path / f"{secrets.token_hex(8)}.json"
 
     def remove(self, chats: Iterable[SavedChat]) -> None:
         """Remove conversations. Raises ResourceError, before anything is removed, where a chat has one."""
@@ -165,13 +162,8 @@ class ChatLibrary:
                 chat.path.unlink(missing_ok=True)
                 _lock_file(chat.path).unlink(missing_ok=True)
 
-    @contextlib.contextmanager
-    def _possible(self, how: str) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            why = error.strerror or str(error)
-            raise ResourceError(f"{self.path} cannot be {how}: {why}") from None
+    def _possible(self, how: str) -> contextlib.AbstractContextManager[None]:
+        return mapped_errors(ResourceError, f"{self.path} cannot be {how}")
 
 
 def held(path: Path, name: str = "") -> FileLock:

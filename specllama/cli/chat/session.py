@@ -50,11 +50,7 @@ def find_room(cuts: Sequence[int], count: Callable[[int], int | None], n_ctx: in
     if not cuts:
         return None
 
-    def is_enough(n: int) -> bool:
-        left = count(n)
-        return left is not None and 2 * left <= n_ctx
-
-    at = bisect.bisect_left(cuts, True, key=is_enough)
+    at = bisect.bisect_left(cuts, True, key=lambda n: (left := count(n)) is not None and 2 * left <= n_ctx)
     n = cuts[min(at, len(cuts) - 1)]
     left = count(n)
     if left is None or left > n_ctx - max(_LEAST, n_ctx // 8):

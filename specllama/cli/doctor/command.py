@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from specllama.cli import console
@@ -69,7 +70,7 @@ def examine(workers: str | None = None) -> tuple[JsonObject, list[Problem]]:
     }
     problems.sort(key=lambda problem: not problem.exit_code)
     ok = not any(problem.exit_code for problem in problems)
-    return {**report, "problems": [p.to_dict() for p in problems], "ok": ok}, problems
+    return {**report, "problems": [asdict(p) for p in problems], "ok": ok}, problems
 
 
 # The report for people: sections of labels and values.
@@ -79,7 +80,8 @@ def lines(report: Mapping[str, Any], columns: int | None, everything: bool) -> I
     """The verdict: whether it works, uses a GPU, texts are exact and drafts pay; with `everything` all that
     was found; then the problems and what to do about them.
     """
-    yield from wrapped(_works(report), columns, "", "  ")
+    works = "works" if report["ok"] else f"does not work: {report['problems'][0]['what']}"
+    yield from wrapped(f"specllama {report['versions']['specllama']} {works}", columns, "", "  ")
     for label, value in _verdict(report):
         yield from _row(label, value, columns, _SHORT_LABEL)
     for title, rows in _sections(report, everything):
@@ -106,13 +108,6 @@ def _sections(report: Mapping[str, Any], everything: bool) -> Iterator[tuple[str
         yield "configuration", _config(report["config"])
     if "rpc" in report:
         yield "RPC workers", _rpc(report["rpc"])
-
-
-def _works(report: Mapping[str, Any]) -> str:
-    version = report["versions"]["specllama"]
-    if report["ok"]:
-        return f"specllama {version} works"
-    return f"specllama {version} does not work: {report['problems'][0]['what']}"
 
 
 def _verdict(report: Mapping[str, Any]) -> Rows:

@@ -12,7 +12,7 @@ import stat
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -41,9 +41,6 @@ class Problem:
     what: str
     do: str
     exit_code: int = 0
-
-    def to_dict(self) -> JsonObject:
-        return asdict(self)
 
 
 @contextlib.contextmanager
@@ -171,7 +168,11 @@ def _profile(file: Path, data: JsonObject, now: float) -> JsonObject:
         "compared": max(0.0, now - at) if at is not None else None,
         "change": number(data.get("change")),
         "exact_width": number(data.get("exact_width")),
-        "pairs": [_pair(one) for one in part(list, data, "pairs") or () if _is_pair(one)],
+        "pairs": [
+            _pair(one)
+            for one in part(list, data, "pairs") or ()
+            if part(dict, one, "pair") is not None and part(dict, one, "learnt") is not None
+        ],
         "file": str(file),
     }
 
@@ -180,10 +181,6 @@ def _points(curve: object) -> Iterator[list[Any]]:
     for point in part(list, curve, "widths") or ():
         if isinstance(point, list) and len(point) == 3 and isinstance(point[0], int):
             yield point
-
-
-def _is_pair(one: object) -> bool:
-    return part(dict, one, "pair") is not None and part(dict, one, "learnt") is not None
 
 
 def _pair(one: object) -> JsonObject:

@@ -62,12 +62,14 @@ def machine(engine: Mapping[str, Any], problems: list[Problem]) -> JsonObject:
             missing = f" (needs {kit}; {tool} is not on the path)" if tool and not which(tool) else ""
             what = f"a GPU is present ({name}), and this build of llama.cpp cannot use it"
             problems.append(Problem(what, f"rebuild it: {rebuild(name)}{missing}"))
-    available = available_memory()
+    available, total = available_memory(), None
+    with contextlib.suppress(AttributeError, ValueError, OSError):
+        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return {
         "cpu": processor(engine),
         "physical_cores": physical_cores(),
         "logical_cpus": os.cpu_count(),
-        "memory_total": total_memory(),
+        "memory_total": total,
         "memory_available": None if available >= UNKNOWN else available,
         "gpus": [{"backend": name, "usable": usable, "rebuild": rebuild(name)} for name in present],
     }
@@ -87,13 +89,6 @@ def processor(engine: Mapping[str, Any], root: Path = Path("/")) -> str:
             if key.strip() in ("model name", "Model", "cpu model"):
                 return value.strip()
     return platform.processor() or platform.machine()
-
-
-def total_memory() -> int | None:
-    """Bytes of the machine's memory, None where unknown."""
-    with contextlib.suppress(AttributeError, ValueError, OSError):
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return None
 
 
 def rebuild(backend: str) -> str:

@@ -13,10 +13,10 @@ from typing import Any
 
 from specllama.cli import console
 from specllama.cli.launch import files, server
-from specllama.cli.launch.client import Client, ClientSettings, ModelServer
+from specllama.cli.launch.client import Client, ModelServer
 from specllama.cli.launch.client import client as client_named
 from specllama.cli.launch.files import SHOWN_KEY, printed
-from specllama.cli.launch.server import KEYS, ServeCommand, serve_command
+from specllama.cli.launch.server import KEYS, serve_command
 from specllama.cli.options import resolved
 from specllama.cli.serve import KEY_NOTE, keys
 from specllama.config import defaults
@@ -47,7 +47,9 @@ def launch(given: Mapping[str, Any]) -> int:
     own = None if running is not None else serve_command(given, values, client)
     arguments = given.get("arguments") or client.alone
     if given.get("print_only"):
-        shown = running or _expected(own, key)
+        if (shown := running) is None:  # the server that would be started, as far as it is known before
+            assert own is not None
+            shown = ModelServer(f"http://{_address(own.host)}:{own.port}", own.model, key, own.n_ctx)
         settings = client.settings(replace(shown, key=SHOWN_KEY if key else ""), os.environ)
         console.data(printed(client, settings, arguments, own))
         return 0
@@ -72,7 +74,12 @@ def launch(given: Mapping[str, Any]) -> int:
         settings = client.settings(running, os.environ)
         for path, text in settings.files.items():
             files.write(path, text)
-        return _run([program, *settings.arguments, *arguments], _environment(settings))
+        environ = {name: value for name, value in os.environ.items() if name not in settings.removed}
+        environ |= settings.variables
+        for name in ("NO_PROXY", "no_proxy"):  # proxies are for other machines
+            hosts = environ.get(name, "")
+            environ[name] = ",".join(filter(None, [hosts, "127.0.0.1", "localhost", "::1"]))
+        return _run([program, *settings.arguments, *arguments], environ)
 
 
 def _running(given: Mapping[str, Any], values: Mapping[str, Any], key: str) -> ModelServer | None:
@@ -111,12 +118,6 @@ def _address(host: str) -> str:
     return f"[{host}]" if ":" in host and not host.startswith("[") else host
 
 
-def _expected(own: ServeCommand | None, key: str) -> ModelServer:
-    """The server that would be started, as far as it is known before."""
-    assert own is not None
-    return ModelServer(f"http://{_address(own.host)}:{own.port}", own.model, key, own.n_ctx)
-
-
 def _check_context(client: Client, running: ModelServer, given: Mapping[str, Any], own: bool) -> None:
     """Raises ContextLengthError if the client needs more tokens, unless --force or -c says to go on. own: the
     server was started for the client.
@@ -139,16 +140,6 @@ def _check_context(client: Client, running: ModelServer, given: Mapping[str, Any
     console.warning(what)
 
 
-def _environment(settings: ClientSettings) -> dict[str, str]:
-    """The client's environment. Proxies are for other machines."""
-    environ = {name: value for name, value in os.environ.items() if name not in settings.removed}
-    environ |= settings.variables
-    for name in ("NO_PROXY", "no_proxy"):
-        hosts = environ.get(name, "")
-        environ[name] = ",".join(filter(None, [hosts, "127.0.0.1", "localhost", "::1"]))
-    return environ
-
-
 def _run(command: Sequence[str], environ: Mapping[str, str]) -> int:
     """Run the client in the foreground. Ctrl-C is the client's; its exit code is returned."""
     before = signal.signal(signal.SIGINT, lambda *_: None)  # not SIG_IGN, which the client would inherit
@@ -157,16 +148,12 @@ def _run(command: Sequence[str], environ: Mapping[str, str]) -> int:
             try:
                 code = process.wait()
             except BaseException:
-                _end(process)
+                process.terminate()
+                if not exits(process, _END_SECONDS):
+                    process.kill()
                 raise
     except OSError as error:
         raise EngineError(f"{command[0]} cannot be started: {error.strerror or error}") from None
     finally:
         signal.signal(signal.SIGINT, before)
     return code if code >= 0 else 128 - code
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    process.terminate()
-    if not exits(process, _END_SECONDS):
-        process.kill()

@@ -6,11 +6,12 @@ from __future__ import annotations
 
 import contextlib
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from specllama.cli.launch.client import Client, ClientSettings
 from specllama.cli.launch.server import ServeCommand
+from specllama.cli.options import mapped_errors
 from specllama.config.store import write_whole
 from specllama.errors import ResourceError
 from specllama.regular_file import read_regular
@@ -21,35 +22,26 @@ SHOWN_KEY = "$SPECLLAMA_API_KEY"
 
 def write(path: Path, text: str) -> None:
     """Write a file that only the user can read, as a whole. Raises ResourceError."""
-    try:
+    with mapped_errors(ResourceError, f"{path} cannot be written"):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, text, 0o600)
-    except OSError as error:
-        raise ResourceError(f"{path} cannot be written: {error.strerror or error}") from None
 
 
 def printed(
     client: Client, settings: ClientSettings, arguments: Sequence[str], own: ServeCommand | None
 ) -> str:
     """The lines. own: the server that would be started, if one would."""
-    return "".join(f"{line}\n" for line in _lines(client, settings, arguments, own))
-
-
-def _lines(
-    client: Client, settings: ClientSettings, arguments: Sequence[str], own: ServeCommand | None
-) -> Iterator[str]:
-    if own is not None:
-        yield f"{shlex.join(['specllama', 'serve', *own.flags])} &"
+    lines = [f"{shlex.join(['specllama', 'serve', *own.flags])} &"] if own is not None else []
     for path, text in settings.files.items():
         stays = _has(path, text)
-        yield f"# {path} " + ("stays as it is" if stays else "becomes:")
-        if not stays:
-            yield from (f"#   {line}" for line in text.splitlines())
-    yield from (f"unset {name}" for name in settings.removed)
+        lines.append(f"# {path} " + ("stays as it is" if stays else "becomes:"))
+        lines += [] if stays else [f"#   {line}" for line in text.splitlines()]
+    lines += [f"unset {name}" for name in settings.removed]
     for name, value in settings.variables.items():
         quoted = f'"{value}"' if value == SHOWN_KEY else shlex.quote(value)
-        yield f"export {name}={quoted}"
-    yield shlex.join([client.program, *settings.arguments, *arguments])
+        lines.append(f"export {name}={quoted}")
+    lines.append(shlex.join([client.program, *settings.arguments, *arguments]))
+    return "".join(f"{line}\n" for line in lines)
 
 
 def _has(path: Path, text: str) -> bool:

@@ -22,6 +22,7 @@ from urllib.parse import urlencode, urlsplit
 
 from specllama.cli.app import run_app
 from specllama.cli.launch.client import OF_SERVER, Client, ModelServer
+from specllama.cli.options import mapped_errors
 from specllama.clock import sleep
 from specllama.config import defaults
 from specllama.config.store import cache_dir
@@ -72,7 +73,11 @@ def find(url: str, key: str, model: str) -> ModelServer | None:
         return None
     entry = _chosen(url, key, entries, model)
     meta = entry.get("meta") or {}
-    n_ctx = meta.get("n_ctx") or _context_of(url, key, entry["id"])
+    n_ctx = meta.get("n_ctx")
+    if not n_ctx:  # what a model that is not in memory will have
+        about = _ask(url, "POST", "/api/show", key, {"model": entry["id"]})[1].get("model_info") or {}
+        lengths = [v for k, v in about.items() if k.endswith(".context_length") and isinstance(v, int)]
+        n_ctx = next(iter(lengths), 0)
     return ModelServer(url, entry["id"], key, n_ctx, meta.get("n_ctx_train") or 0)
 
 
@@ -82,28 +87,17 @@ def _chosen(url: str, key: str, entries: Sequence[Mapping[str, Any]], model: str
         return next(iter(loaded), entries[0])
     path = os.path.expanduser(model)
     if os.path.isfile(path) and defaults.is_loopback(urlsplit(url).hostname or ""):
-        same = (e for e in loaded if _is_of_file(url, key, e["id"], path))
+        asked = ((e, _ask(url, "GET", f"/props?{urlencode({'model': e['id']})}", key)[1]) for e in loaded)
+        served = ((e, props.get("model_path")) for e, props in asked)
+        same = (
+            e for e, at in served if isinstance(at, str) and os.path.realpath(at) == os.path.realpath(path)
+        )
     else:
         same = (e for e in entries if e["id"] in (model, Path(model).name.removesuffix(".gguf")))
     if (entry := next(same, None)) is not None:
         return entry
     listed = ", ".join(str(entry["id"]) for entry in entries[:10])
     raise NotFoundError(f"the server at {url} has no model {model!r}", f"it lists: {listed}")
-
-
-def _is_of_file(url: str, key: str, model: str, path: str) -> bool:
-    """Whether a model in the server's memory is this file: others may have the same name."""
-    status, props = _ask(url, "GET", f"/props?{urlencode({'model': model})}", key)
-    served = props.get("model_path")
-    return status == 200 and isinstance(served, str) and os.path.realpath(served) == os.path.realpath(path)
-
-
-def _context_of(url: str, key: str, model: str) -> int:
-    """The context that a model which is not in memory will have, 0 for unknown."""
-    status, shown = _ask(url, "POST", "/api/show", key, {"model": model})
-    about = shown.get("model_info") if status == 200 else None
-    lengths = [v for k, v in (about or {}).items() if k.endswith(".context_length") and isinstance(v, int)]
-    return lengths[0] if lengths else 0
 
 
 def _ask(url: str, method: str, path: str, key: str, body: Any = None) -> tuple[int, JsonObject]:
@@ -199,13 +193,11 @@ class OwnServer:
 def new_log() -> Path:
     """A path for a server's log in the cache directory; the oldest logs are removed. Raises ResourceError."""
     folder = cache_dir() / "launch"
-    try:
+    with mapped_errors(ResourceError, f"{folder} cannot be written"):
         folder.mkdir(parents=True, exist_ok=True)
         logs = sorted(folder.glob("serve-*.log"), key=lambda path: path.stat().st_mtime)
         for path in logs[: -_KEPT_LOGS + 1]:
             path.unlink(missing_ok=True)
-    except OSError as error:
-        raise ResourceError(f"{folder} cannot be written: {error.strerror or error}") from None
     return folder / f"serve-{secrets.token_hex(8)}.log"
 
 
@@ -216,12 +208,8 @@ def new_log() -> Path:
 # ends, also when it is killed.
 
 
-def end_with_stdin() -> None:
-    """Have SIGTERM sent to this process when its stdin is closed."""
-    threading.Thread(target=_wait, daemon=True).start()
-
-
 def _wait() -> None:
+    """Send SIGTERM to this process when its stdin is closed."""
     while os.read(0, 4096):
         pass
     # To the main thread: it may be in a system call, which the signal then interrupts.
@@ -229,7 +217,7 @@ def _wait() -> None:
 
 
 if __name__ == "__main__":
-    end_with_stdin()
+    threading.Thread(target=_wait, daemon=True).start()
     sys.exit(run_app(sys.argv[1:]))
 
 
