@@ -65,8 +65,12 @@ def sweep_report(s: JsonObject) -> str:
     about = f"specllama {s['version']}, {s['date']}; {f'{kind}; ' if kind else ''}{sweep.extent(s)}."
     sections = [
         *_by_clients(s, "Throughput, tokens per second of all clients", lambda row: row["tps"]),
-        *_by_clients(s, "Generation time, seconds to the end of an answer", lambda row: _p50(row["seconds"])),
-        *_by_clients(s, "Time to first token, ms", lambda row: _p50(row["ttft_ms"])),
+        *_by_clients(
+            s,
+            "Generation time, seconds to the end of an answer",
+            lambda row: (row["seconds"] or {}).get("p50"),
+        ),
+        *_by_clients(s, "Time to first token, ms", lambda row: (row["ttft_ms"] or {}).get("p50")),
         "<h2>All figures</h2>",
         _rows(s),
     ]
@@ -189,10 +193,6 @@ def _by_clients(s: JsonObject, title: str, figure: Callable[[JsonObject], float 
     if series:
         yield f"<h2>{escape(title)}</h2>"
         yield lines(series, f"{title} by {_X}", _X)
-
-
-def _p50(of: JsonObject | None) -> float | None:
-    return None if of is None else of["p50"]
 
 
 def _rows(s: JsonObject) -> str:

@@ -137,6 +137,7 @@ class StreamReader:
         answer, usage, timings = self._answer, _part(chunk, "usage"), _part(chunk, "timings")
         speculative = _part(_part(chunk, "metrics"), "speculative_decoding")
         details = _part(usage, "completion_tokens_details")
+        right, wrong = (_count(details, f"{name}_prediction_tokens") for name in ("accepted", "rejected"))
         for name, part, key in (
             ("n_predict", usage, "completion_tokens"),
             ("n_prompt", usage, "prompt_tokens"),
@@ -147,7 +148,7 @@ class StreamReader:
         for drafted, accept in (
             (_count(timings, "draft_n"), _count(timings, "draft_n_accepted")),
             (_count(speculative, "num_draft_tokens"), _count(speculative, "num_accepted_draft_tokens")),
-            _predictions(details),
+            (None if right is None or wrong is None else right + wrong or None, right),
         ):
             if drafted is not None and accept is not None and accept <= drafted:
                 answer.n_drafted, answer.n_accept = drafted, accept
@@ -172,11 +173,6 @@ def _text(choice: JsonObject) -> str:
     parts = [delta.get(name) for name in ("reasoning_content", "reasoning", "content")]
     parts += [json.dumps(delta["tool_calls"])] if delta.get("tool_calls") else []
     return "".join(part for part in parts if isinstance(part, str))
-
-
-def _predictions(details: JsonObject) -> tuple[int | None, int | None]:
-    accept, rest = (_count(details, f"{name}_prediction_tokens") for name in ("accepted", "rejected"))
-    return (None, None) if accept is None or rest is None or not accept + rest else (accept + rest, accept)
 
 
 def _part(body: JsonObject, name: str) -> JsonObject:

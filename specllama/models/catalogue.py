@@ -19,7 +19,6 @@ from specllama.data import EMBEDDED_TARGET
 from specllama.errors import NotFoundError, SpecllamaError
 from specllama.models.demo import DemoStore
 from specllama.models.installed import installed_models
-from specllama.models.manifest import ManifestEntry
 from specllama.models.names import DEMO, PYDOC, shown
 from specllama.models.quants import is_head_name
 from specllama.models.resolve import Library
@@ -145,8 +144,12 @@ def scan(library: Library) -> Catalogue:
     for model in (*_built_in(library), *_own(library), *_installed(library)):
         by_id.setdefault(model.id, model)
     names = {name.lower() for model in by_id.values() for name in (model.id, *model.names)}
-    known = [_known(e) for e in library.manifest.entries.values() if e.name.lower() not in names]
-    return Catalogue((*sorted(by_id.values(), key=lambda m: not m.on_disk), *known))
+    models = sorted(by_id.values(), key=lambda m: not m.on_disk)
+    for e in library.manifest.entries.values():
+        if e.name.lower() not in names:
+            others, n_bytes = (*e.aliases, e.where.repo, f"hf:{e.where.repo}"), e.guessed_bytes or 0
+            models.append(CatalogueModel(e.name, "", others, pull=e.short_name, guessed_bytes=n_bytes))
+    return Catalogue(tuple(models))
 
 
 def _built_in(library: Library) -> Iterator[CatalogueModel]:
@@ -182,14 +185,6 @@ def _installed(library: Library) -> Iterator[CatalogueModel]:
             names += [model.repo, f"hf:{model.repo}"]
         n_bytes, modified = _stat([str(file.link) for file in model.files])
         yield CatalogueModel(model.name, path, tuple(names), n_bytes, modified)
-
-
-def _known(entry: ManifestEntry) -> CatalogueModel:
-    pull = entry.short_name
-    repo = entry.where.repo
-    names = (*entry.aliases, repo, f"hf:{repo}")
-    n_bytes = entry.guessed_bytes or 0
-    return CatalogueModel(entry.name, "", names, pull=pull, guessed_bytes=n_bytes)
 
 
 def _stat(paths: Iterable[str]) -> tuple[int, float]:

@@ -170,7 +170,7 @@ def remove_unfinished(library: Library, repo: str) -> int:
     cache = RepoCache(library.root, repo)
     before = sum(u.n_bytes for u in unfinished_downloads(library, repo))
     try:
-        cache.drop_unfinished()
+        cache.drop()
         _tidy(cache)
     except OSError as error:
         raise unwritable(library.root, error) from None

@@ -162,47 +162,31 @@ def choose(
             kind = "file" if tag.lower().endswith(".gguf") else "quantisation"
             raise NotFoundError(f"{where} has no {kind} {shown(tag)}", f"there are: {_listed(models)}")
     else:
+        least = min(_rank(m.quant) for m in models)
+        nearest = [m for m in models if _rank(m.quant) == least]
         wanted = [q for q in (preferred, *PREFERRED) if q]
-        matches = next((these for q in wanted if (these := _by_tag(models, q))), _nearest(models))
-    model = matches[0] if len(matches) == 1 else _unsplit(matches)
-    if model is None:
+        matches = next((these for q in wanted if (these := _by_tag(models, q))), nearest)
+    whole = [m for m in matches if m.n_parts == 1]  # one form of a model, which may be there split too
+    one = whole if len(matches) > 1 and len({m.stem for m in matches}) == 1 else matches
+    if len(one) != 1:
         files = _enumerated([m.first for m in matches])
         raise UsageError(f"{where} may mean {len(matches)} files", f"name one after a colon: {files}")
-    if complete and model.missing:
-        raise IntegrityError(f"{where}: part {model.missing[0]} is missing", DOWNLOAD_AGAIN)
-    return model
+    if complete and one[0].missing:
+        raise IntegrityError(f"{where}: part {one[0].missing[0]} is missing", DOWNLOAD_AGAIN)
+    return one[0]
 
 
 def _by_tag(models: Sequence[ModelFiles], tag: str) -> Sequence[ModelFiles]:
-    return _by_file(models, tag) if tag.lower().endswith(".gguf") else _by_quant(models, tag)
-
-
-def _by_quant(models: Sequence[ModelFiles], quant: str) -> Sequence[ModelFiles]:
-    """The models of a quantisation; for another tag those that have it in their paths, as llama.cpp finds
-    them: followed by a dot, a dash or a slash. UD-Q4_K_M is another quantisation than Q4_K_M.
+    """The models of a file or a quantisation; for another tag those that have it in their paths, as llama.cpp
+    finds them: followed by a dot, a dash or a slash. UD-Q4_K_M is another quantisation than Q4_K_M.
     """
-    if _QUANT.fullmatch(quant):
-        return [m for m in models if m.quant == quant.upper()]
-    pattern = re.compile(rf"(?<![A-Za-z0-9]){re.escape(quant)}(?=[.\-/])", re.IGNORECASE)
+    if tag.lower().endswith(".gguf"):
+        named = [m for m in models if m.named(tag)]
+        return [m for m in named if m.has_part(tag)] or named
+    if _QUANT.fullmatch(tag):
+        return [m for m in models if m.quant == tag.upper()]
+    pattern = re.compile(rf"(?<![A-Za-z0-9]){re.escape(tag)}(?=[.\-/])", re.IGNORECASE)
     return [m for m in models if pattern.search(m.first)]
-
-
-def _by_file(models: Sequence[ModelFiles], file: str) -> Sequence[ModelFiles]:
-    named = [m for m in models if m.named(file)]
-    return [m for m in named if m.has_part(file)] or named
-
-
-def _unsplit(models: Sequence[ModelFiles]) -> ModelFiles | None:
-    """The whole file among the forms of one model, split and not; None for several models."""
-    stems = {m.stem for m in models}
-    whole = [m for m in models if m.n_parts == 1]
-    return whole[0] if len(stems) == 1 and len(whole) == 1 else None
-
-
-def _nearest(models: Sequence[ModelFiles]) -> Sequence[ModelFiles]:
-    """The models whose quantisation is nearest to four bits, or that have none in their paths."""
-    ranks = [_rank(m.quant) for m in models]
-    return [m for m, rank in zip(models, ranks, strict=True) if rank == min(ranks)]
 
 
 def _rank(quant: str) -> tuple[int, ...]:

@@ -165,14 +165,11 @@ class Library:
             return ParsedName(name, RepoName(entry.where.repo, tag, entry.where.revision), entry)
         if there:
             return ParsedName(name)
-        where = parse_repo(name, self._hub_host())
+        host = hub_endpoint(self.environ).rpartition("://")[2].partition("/")[0].lower()
+        where = parse_repo(name, host)
         if where is None or (name.count("/") > 1 and os.path.isdir(name.partition("/")[0])):
             return ParsedName(name)  # one that begins with a directory of this disk is a path
         return ParsedName(name, where, self.manifest.of_repo(where.repo))
-
-    def _hub_host(self) -> str:
-        """The name of the hub's host, as it stands in its addresses."""
-        return hub_endpoint(self.environ).rpartition("://")[2].partition("/")[0].lower()
 
     def find(self, name: str, argument: str) -> ResolvedModel:
         """The model with this name, on disk or else on the hub.

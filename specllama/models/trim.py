@@ -380,7 +380,12 @@ def write_trimmed(
     writer.write_tensors_to_file()
     writer.close()
     if len(rest):
-        _append(out, rest)
+        offset = _end(read_header(out))
+        with open(out, "rb+") as file:  # the other tokens' embeddings after the last tensor
+            file.truncate(offset)
+            file.seek(offset)
+            rest.tofile(file)
+        set_embeddings(out, offset, 1.0)
     with open(out, "rb+") as file:
         os.fsync(file.fileno())
 
@@ -473,16 +478,6 @@ def _end(header: Header) -> int:
     """The byte after the last tensor, aligned."""
     end = max(t.offset + t.n_bytes for t in header.tensors)
     return -(-end // _ALIGNMENT) * _ALIGNMENT
-
-
-def _append(path: Path, rest: NDArray[np.uint8]) -> None:
-    """Write the other tokens' embeddings after the last tensor."""
-    offset = _end(read_header(path))
-    with open(path, "rb+") as file:
-        file.truncate(offset)
-        file.seek(offset)
-        rest.tofile(file)
-    set_embeddings(path, offset, 1.0)
 
 
 # Whether the file or the parts that a draft was trimmed from have changed since.

@@ -10,25 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import specllama
-from specllama.bench import workloads
+from specllama.bench import sweep, workloads
 from specllama.bench.report import sweep_report
 from specllama.bench.server_client import ServerAddress, ServerClient, ServerInfo, parse_address
-from specllama.bench.sweep import (
-    MAX_MARK,
-    PLAIN,
-    SCHEMA,
-    SERVED,
-    SPECULATIVE,
-    ServingCell,
-    ServingMeasurement,
-    SweepSettings,
-    cell_figures,
-    prompts,
-    summarise,
-    sweep,
-    verdict,
-    warm_up,
-)
+from specllama.bench.sweep import MAX_MARK, PLAIN, SERVED, SPECULATIVE, SweepSettings
 from specllama.cli import console
 from specllama.cli.bench.plan import (
     MAX_RUNS,
@@ -114,7 +99,7 @@ def server_plan(given: Mapping[str, Any], values: Mapping[str, Any]) -> ServerPl
         model=model,
         seconds=seconds,
         sweep=SweepSettings(
-            prompts=prompts(chosen, max(clients), n),
+            prompts=sweep.prompts(chosen, max(clients), n),
             concurrencies=sorted(set(clients)),
             runs=whole_number("--runs", given.get("runs", RUNS), 1, MAX_RUNS),
             n_tokens=whole_number("-n", given.get("n_tokens", N_TOKENS), 2, MAX_TOKENS),
@@ -135,7 +120,7 @@ class ServerBenchResults(PartialResults):
     about: ServerInfo | None = None
     series: Sequence[str] = ()
     why_one: str = ""
-    cells: list[ServingMeasurement] = field(default_factory=list)
+    cells: list[sweep.ServingMeasurement] = field(default_factory=list)
     seconds: float = 0.0
 
     @property
@@ -168,7 +153,7 @@ async def _measure(plan: ServerPlan, into: ServerBenchResults) -> None:
         console.note(_start_line(into.about))
         if into.why_one:
             console.note(f"note: one series: {into.why_one}")
-        first = await warm_up(server, into.series, plan.sweep, into.about.model)
+        first = await sweep.warm_up(server, into.series, plan.sweep, into.about.model)
         if not any(answer.n_tokens for answer in first):
             console.warning("the first answer has no text; the model or --prompts may not suit chats")
         planned = _planned(plan, into)
@@ -180,14 +165,14 @@ async def _measure(plan: ServerPlan, into: ServerBenchResults) -> None:
         )
         began = running_time()
 
-        def on_answer(cell: ServingCell, n: int) -> None:
+        def on_answer(cell: sweep.ServingCell, n: int) -> None:
             into.seconds = running_time() - began
             left = rough_duration(into.seconds / n * (planned - n))
             answers, clients = counted(planned, "answer"), counted(cell.concurrency, "client")
             progress.show("measuring", n / planned, f"of {answers}, {clients} now, about {left} left")
 
         with progress:
-            await sweep(server, into.series, plan.sweep, into.about.model, into.cells, on_answer)
+            await sweep.sweep(server, into.series, plan.sweep, into.about.model, into.cells, on_answer)
 
 
 def _series(about: ServerInfo) -> tuple[Sequence[str], str]:
@@ -216,11 +201,11 @@ def _planned(plan: ServerPlan, results: ServerBenchResults) -> int:
 
 
 def _show(given: Mapping[str, Any], plan: ServerPlan, results: ServerBenchResults) -> None:
-    summary = summarise(results.cells, results.series)
-    record = {"schema": SCHEMA, **_about(plan, results), **summary}
+    summary = sweep.summarise(results.cells, results.series)
+    record = {"schema": sweep.SCHEMA, **_about(plan, results), **summary}
     record |= {
-        "verdict": verdict(summary, results.why_one),
-        "cells": [cell_figures(m) for m in results.cells if m.answers],
+        "verdict": sweep.verdict(summary, results.why_one),
+        "cells": [sweep.cell_figures(m) for m in results.cells if m.answers],
     }
     console.report(given, record, sweep_lines(record, console.width()))
     write_report(plan.report, sweep_report, record)

@@ -175,11 +175,11 @@ _COLUMNS = (  # title, unit, how a row shows it; the series only where there are
     ("clients", "", lambda row: str(row["concurrency"])),
     ("series", "", lambda row: row["series"]),
     ("t/s", "", lambda row: shown(row["tps"], ".1f")),
-    ("first", "ms", lambda row: _of(row["ttft_ms"], "p50", ".0f")),
-    ("token", "ms", lambda row: _of(row["inter_token_ms"], "p50", ".1f")),
-    ("p99", "ms", lambda row: _of(row["inter_token_ms"], "p99", ".1f")),
-    ("answer", "s", lambda row: _of(row["seconds"], "p50", ".2f")),
-    ("p99", "s", lambda row: _of(row["seconds"], "p99", ".2f")),
+    ("first", "ms", lambda row: shown((row["ttft_ms"] or {}).get("p50"), ".0f")),
+    ("token", "ms", lambda row: shown((row["inter_token_ms"] or {}).get("p50"), ".1f")),
+    ("p99", "ms", lambda row: shown((row["inter_token_ms"] or {}).get("p99"), ".1f")),
+    ("answer", "s", lambda row: shown((row["seconds"] or {}).get("p50"), ".2f")),
+    ("p99", "s", lambda row: shown((row["seconds"] or {}).get("p99"), ".2f")),
     ("accept", "", lambda row: percent(row["acceptance"])),
 )
 _SWEEP_LEGEND = (
@@ -208,10 +208,6 @@ def sweep_lines(s: JsonObject, width: int | None) -> Iterator[str]:
     yield ""
     for text in [*sweep.notes(s), s["verdict"]]:
         yield from wrapped(printable(text), width)
-
-
-def _of(spread: JsonObject | None, share: str, form: str) -> str:
-    return "-" if spread is None else format(spread[share], form)
 
 
 # The file of `bench --report`: checked before anything is measured, replaced atomically.

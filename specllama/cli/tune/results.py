@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
+from specllama.bench.words import percent
 from specllama.cli.doctor.files import meaning
 from specllama.cli.formatting import rough_duration, table, wrapped
 from specllama.cli.measuring import PartialResults
@@ -226,12 +227,12 @@ def _why(best: DraftResult) -> str:
         costs += f" and a token of the draft {need.step:.2f} x"
     if need.acceptance >= 1:
         return f"{text}: {costs}, so that no draft can pay."
-    text += f": {costs}, so that a draft pays from an acceptance of {_percent(need.acceptance)} at best"
+    text += f": {costs}, so that a draft pays from an acceptance of {percent(need.acceptance)} at best"
     if forecast is not None and forecast.acceptance is not None:
-        return f"{text}; {_percent(forecast.acceptance)} of the tokens were right."
+        return f"{text}; {percent(forecast.acceptance)} of the tokens were right."
     if forecast is not None and forecast.n_drafted:
         share = forecast.n_accept / forecast.n_drafted
-        return f"{text}, and {_percent(share)} of the copied tokens were right."
+        return f"{text}, and {percent(share)} of the copied tokens were right."
     return f"{text}, and there was hardly anything to copy."
 
 
@@ -249,10 +250,6 @@ def _reservations(results: TuneResults) -> list[str]:
     if results.agenda is not None and results.agenda.replays:
         out.append("It leaves out replays, which this model needs where a draft is not accepted whole.")
     return out
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.0f} %"
 
 
 # The tables of `tune`: figures in, lines out.
@@ -385,7 +382,7 @@ def _predicted(draft: DraftResult, names: Sequence[str]) -> list[str]:
     assert forecast is not None
     parts = forecast.workloads
     speeds = (f"{parts[name].speedup:.2f}" if name in parts else "-" for name in names)
-    accepted = "-" if forecast.acceptance is None else _percent(forecast.acceptance)
+    accepted = percent(forecast.acceptance)
     return [_shortened(draft.name), accepted, *speeds, f"{forecast.speedup:.2f}"]
 
 

@@ -175,7 +175,9 @@ class Hub:
                     body += chunk
                     if len(body) > _MAX_BYTES or _compressed(response) or running_time() - began > seconds:
                         raise ValueError("too large or too slow")
-            return _listing(name, _parsed(bytes(body)))
+            if sum(map(body.count, (b"{", b"[", b","))) > _MAX_VALUES:
+                raise ValueError("too many values")
+            return _listing(name, json.loads(body))
         except httpx2.HTTPError as error:
             raise NetworkError(_failure(error, begun=False).message, NETWORK_HINT) from None
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
@@ -264,13 +266,6 @@ def _without_query(url: httpx2.URL) -> str:
 
 def _compressed(response: httpx2.Response) -> bool:
     return response.headers.get("Content-Encoding", "") not in ("", "identity")
-
-
-def _parsed(body: bytes) -> Any:
-    """The JSON of a response. Raises ValueError, RecursionError."""
-    if sum(map(body.count, (b"{", b"[", b","))) > _MAX_VALUES:
-        raise ValueError("too many values")
-    return json.loads(body)
 
 
 def _listing(name: RepoName, info: Any) -> Listing:

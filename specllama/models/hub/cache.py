@@ -13,7 +13,7 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -247,18 +247,13 @@ class RepoCache:
             return []
         return [(m[1], path) for path in blobs if (m := _PARTIAL.fullmatch(path.name))]
 
-    def drop_stale(self, revision: str, current: frozenset[str]) -> None:
-        """Remove unfinished downloads of this revision whose etag is no longer in it, except those in
-        progress. Those of other revisions, and of other programs, can still be resumed.
+    def drop(self, revision: str = "", current: Collection[str] = ()) -> None:
+        """Remove unfinished downloads, except those in progress. With a revision, only those for it that
+        are not among its `current` etags: those of other revisions, and of other programs, can be resumed.
         """
         for etag, _ in self.partials():
-            if etag not in current and self._recorded(etag, "revision") == revision and self._idle(etag):
-                self.forget(etag)
-
-    def drop_unfinished(self) -> None:
-        """Remove unfinished downloads, except those in progress."""
-        for etag, _ in self.partials():
-            if self._idle(etag):
+            is_stale = etag not in current and self._recorded(etag, "revision") == revision
+            if (is_stale or not revision) and self._idle(etag):
                 self.forget(etag)
 
     def _idle(self, etag: str) -> bool:

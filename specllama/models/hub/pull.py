@@ -135,7 +135,7 @@ def _linked(library: Library, model: ResolvedModel, blobs: Mapping[str, str]) ->
     try:
         links = [cache.link(listing.commit, file.path, blobs[file.etag]) for file in model.parts]
         cache.point(listing.name.revision, listing.commit)
-        cache.drop_stale(listing.name.revision, frozenset(file.etag for file in listing.files.values()))
+        cache.drop(listing.name.revision, {file.etag for file in listing.files.values()})
     except OSError as error:
         raise unwritable(library.root, error) from None
     return str(links[0])

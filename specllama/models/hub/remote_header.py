@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 
 from specllama.errors import NotFoundError
 from specllama.gguf.header import Header, read_model
@@ -16,7 +16,7 @@ _MAX_REQUEST = 1 << 20  # bytes, which limits how much is read unnecessarily
 
 
 class RemoteSource:
-    """A file on the hub as a `GGUFSource` and context manager. name: for messages. size: in bytes."""
+    """A file on the hub as a `GGUFSource`. name: for messages. size: in bytes."""
 
     def __init__(self, hub: Hub, listing: Listing, file: HubFile, retries: RetryPolicy) -> None:
         self.name, self.size = f"{listing.name.repo}/{file.path}", file.size
@@ -42,12 +42,6 @@ class RemoteSource:
             return b""
         return bytes(data[: end - offset])
 
-    def __enter__(self) -> RemoteSource:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        pass
-
 
 def remote_header(
     hub: Hub, listing: Listing, files: ModelFiles, cache: RepoCache, listener: Listener
@@ -63,6 +57,8 @@ def remote_header(
         if file is None:
             raise NotFoundError(f"{name} does not exist")
         there = cache.content(listing.commit, file)
-        return FileSource(there) if there is not None else RemoteSource(hub, listing, file, retries)
+        return (
+            FileSource(there) if there is not None else nullcontext(RemoteSource(hub, listing, file, retries))
+        )
 
     return read_model(base + files.first, opened)

@@ -25,7 +25,12 @@ def available_memory(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cg
     """
     if sys.platform == "darwin":
         return _macos()
-    return min([_mem_available(proc), *_cgroup_rooms(proc, cgroup)])
+    lines = _text(proc / "meminfo").splitlines()
+    rooms = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")][:1]
+    for group, unified in _groups(proc, cgroup, "memory"):
+        names = ("max", "current") if unified else ("limit_in_bytes", "usage_in_bytes")
+        rooms.append(_room(group, *(f"memory.{name}" for name in names)))
+    return min(rooms, default=UNKNOWN)
 
 
 def mapped_memory(pid: int, proc: Path = Path("/proc")) -> int | None:
@@ -46,8 +51,11 @@ def physical_cores(root: Path = Path("/")) -> int:
             if count.isdigit():
                 return int(count)
     allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
-    cores = {_siblings(root, cpu) for cpu in allowed}
-    return max(1, min(len(cores), _cpu_quota(root)))
+    siblings = "sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"  # the same for one core
+    cores = {_text(root / siblings.format(cpu)).strip() or str(cpu) for cpu in allowed}
+    cgroup = root / "sys/fs/cgroup"
+    groups = [*_groups(root / "proc", cgroup, "cpu"), (cgroup, True), (cgroup / "cpu", False)]
+    return max(1, min(len(cores), *(_quota_of(group, unified) for group, unified in groups)))
 
 
 def gpus_present(root: Path = Path("/")) -> list[str]:
@@ -60,20 +68,6 @@ def gpus_present(root: Path = Path("/")) -> list[str]:
     elif any((root / "dev/dri").glob("renderD*")):
         backends.append("vulkan")
     return backends
-
-
-def _mem_available(proc: Path) -> int:
-    for line in _text(proc / "meminfo").splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return UNKNOWN
-
-
-def _cgroup_rooms(proc: Path, cgroup: Path) -> Iterator[int]:
-    """Bytes left in every control group that contains this process."""
-    for group, unified in _groups(proc, cgroup, "memory"):
-        names = ("max", "current") if unified else ("limit_in_bytes", "usage_in_bytes")
-        yield _room(group, *(f"memory.{name}" for name in names))
 
 
 def _groups(proc: Path, cgroup: Path, controller: str) -> Iterator[tuple[Path, bool]]:
@@ -121,23 +115,8 @@ def _text(path: Path) -> str:
         return ""
 
 
-def _siblings(root: Path, cpu: int) -> str:
-    """An identifier of the physical core that a logical CPU belongs to."""
-    path = root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return str(cpu)
-
-
-def _cpu_quota(root: Path) -> int:
-    """Whole CPUs that the control groups let this process use; NO_QUOTA without a limit."""
-    cgroup = root / "sys/fs/cgroup"
-    groups = [*_groups(root / "proc", cgroup, "cpu"), (cgroup, True), (cgroup / "cpu", False)]
-    return min(_quota_of(group, unified) for group, unified in groups)
-
-
 def _quota_of(group: Path, unified: bool) -> int:
+    """Whole CPUs that a control group lets this process use; NO_QUOTA without a limit."""
     if unified:
         words = _text(group / "cpu.max").split()
     else:

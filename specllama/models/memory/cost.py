@@ -46,12 +46,6 @@ def windowed_layers(h: Header) -> tuple[bool, ...]:
     return tuple(i % every != full for i in range(h.n_layer))
 
 
-def window_cells(h: Header, n_ctx: int, n_slots: int, n_ubatch: int, multiple: int) -> int:
-    """Cells of the cache of windowed layers. n_ctx: cells of the others, a multiple of `multiple`."""
-    most = h.arch_integer("attention.sliding_window") * n_slots + n_ubatch
-    return -(-min(n_ctx, most) // multiple) * multiple
-
-
 def keeps_all_cells(settings: LoadSettings, with_head: bool = False) -> bool:
     """Whether windowed layers of the target keep all cells. Where the settings do not say, they do if a
     restored window would be rounded in another way: attention that depends on where cells lie is that of
@@ -248,7 +242,9 @@ class MemoryCosts:
         known = isinstance(pattern, np.ndarray) and len(pattern) == h.n_layer
         index = h.arch_integer("attention.indexer.key_length")
         latent = h.arch_integer("attention.key_length_mla") > 0
-        last = _first_shared_layer(h)
+        # The first layer that uses the KV cache of an earlier one.
+        shared = h.arch_integer("attention.shared_kv_layers")
+        last = 20 if h.architecture == "gemma3n" else h.n_layer - shared
         widths = []
         for i in range(h.n_layer):
             sizes = (max(full[0], window[0]), max(full[1], window[1]))
@@ -289,7 +285,8 @@ class MemoryCosts:
     def layer_caches(self, n_ctx: int) -> tuple[int, ...]:
         """Bytes of each layer's KV caches and recurrent state."""
         s, cells = self.settings, -(-n_ctx // N_CTX_PAD) * N_CTX_PAD
-        of_window = window_cells(self.header, cells, s.n_slots, s.model.n_ubatch, N_CTX_PAD)
+        most = self.header.arch_integer("attention.sliding_window") * s.n_slots + s.model.n_ubatch
+        of_window = -(-min(cells, most) // N_CTX_PAD) * N_CTX_PAD
         windowed = (False,) * self.header.n_layer if s.swa_full else windowed_layers(self.header)
         return tuple(
             self.n_contexts
@@ -327,13 +324,6 @@ class MemoryCosts:
         masks = n_masks * n_tokens * cells * (_F32 if off else 2)
         widest = max(attention, feed_forward, logits, recurrent) * _F32
         return math.ceil(_COMPUTE_MARGIN * (widest + masks)) + (1 << 20)
-
-
-def _first_shared_layer(h: Header) -> int:
-    """The first layer that uses the KV cache of an earlier one."""
-    if h.architecture == "gemma3n":
-        return 20
-    return h.n_layer - h.arch_integer("attention.shared_kv_layers")
 
 
 def _active_ff(h: Header) -> int:

@@ -40,11 +40,6 @@ def without_head(header: Header) -> Header:
     return of_blocks(header, range(n), tensors)
 
 
-def as_head(draft: Header | HeadInfo) -> Header | HeadInfo:
-    """The head that a draft's file is; the header of another file as it is."""
-    return draft if isinstance(draft, HeadInfo) else file_head(draft) or draft
-
-
 def row_buffers(head: HeadInfo, n_batch: int) -> int:
     """Bytes of the buffers through which hidden states of a batch go from the target to the head and back."""
     width = head.n_embd_target * max(1, len(head.target_layers))
@@ -136,7 +131,9 @@ def plan_memory(
     `check_draft`. Raises ResourceError with needed and available GB and settings that would fit, UsageError
     for a cache type whose blocks do not divide the head size.
     """
-    planner = _Planner(target, as_head(draft) if draft is not None else None, settings, head)
+    if isinstance(draft, Header):
+        draft = file_head(draft) or draft
+    planner = _Planner(target, draft, settings, head)
     _check_cache_types(planner.target, settings.target)
     if planner.draft:
         _check_cache_types(planner.draft, settings.of_draft)
@@ -144,7 +141,8 @@ def plan_memory(
         plan = planner.plan(n_ctx)
     else:
         roomy = replace(settings, available=int(settings.available * _DEFAULT_SHARE))
-        chosen = planner.with_settings(roomy).largest_fitting(_default_n_ctx(target))
+        most = min(target.n_ctx_train or N_CTX_DEFAULT, N_CTX_DEFAULT)
+        chosen = planner.with_settings(roomy).largest_fitting(most)
         plan = planner.plan(chosen or _least_n_ctx(target))
     if not plan.fits:
         raise _refusal(planner, plan)
@@ -179,12 +177,10 @@ class _Planner:
         """Of the target, the draft and the target's own head next to it."""
         return [self.target, *(h for h in (self.draft, self.head) if h is not None)]
 
-    def with_settings(self, settings: PlanSettings) -> _Planner:
+    def with_settings(self, settings: PlanSettings, alone: bool = False) -> _Planner:
+        """One with other settings. alone: without draft and head."""
         target, draft, second = self._given
-        return _Planner(target, draft, settings, second)
-
-    def without_draft(self) -> _Planner:
-        return _Planner(self._given[0], None, self.settings)
+        return _Planner(target, None if alone else draft, settings, None if alone else second)
 
     def plan(self, n_ctx: int) -> MemoryPlan:
         s, d = self.settings.target, self.settings.of_draft
@@ -262,10 +258,6 @@ def _check_cache_types(header: Header, load: CostSettings) -> None:
             raise UsageError(message, "Use f16.")
 
 
-def _default_n_ctx(target: Header) -> int:
-    return min(target.n_ctx_train or N_CTX_DEFAULT, N_CTX_DEFAULT)
-
-
 def _least_n_ctx(target: Header) -> int:
     return min(MIN_N_CTX, target.n_ctx_train or MIN_N_CTX)
 
@@ -317,7 +309,7 @@ def _remedies(planner: _Planner, plan: MemoryPlan) -> Iterator[str]:
             any_remedy = True
             both = " " + option("n_gpu_layers_draft", auto.draft.n_gpu_layers) if auto.draft else ""
             yield option("n_gpu_layers", auto.target.n_gpu_layers) + both
-    alone = planner.without_draft() if draft else None
+    alone = planner.with_settings(s, alone=True) if draft else None
     no_draft = option("draft_model", "none")
     variants = [
         ("", planner),
