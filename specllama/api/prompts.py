@@ -92,12 +92,8 @@ def source(prompt: Prompt) -> PromptSource:
 
 def conversations(messages: Sequence[Message] | Sequence[Sequence[Message]]) -> list[PromptSource]:
     """One source for each conversation; a list of messages is one. Raises UsageError."""
-    if not _is_list(messages):
-        raise UsageError(f"messages must be a list of dicts, not {type(messages).__name__}")
-    if len(messages) == 0:
-        raise UsageError("there are no messages")
-    if isinstance(messages[0], Mapping):
-        return [conversation(messages)]
+    if not _is_list(messages) or len(messages) == 0 or isinstance(messages[0], Mapping):
+        return [conversation(messages)]  # type: ignore[arg-type]
     checked = []
     for i, one in enumerate(messages):
         try:

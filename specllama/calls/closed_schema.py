@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from specllama.calls.tools import Schema, Tools
-from specllama.text.json_schema import Path, parts, target, with_parts
+from specllama.text.json_schema import Path, is_text, parts, target, with_parts
 
 _LISTED = ("anyOf", "oneOf", "allOf")  # schemas for the same value
 _SAME_VALUE = frozenset((*_LISTED, "if", "then", "else", "not", "dependentSchemas"))
@@ -69,7 +69,10 @@ class _Closer:
         node = with_parts(schema, change)
         says_itself = any(schema.get(keyword) is not None for keyword in _SAYS_ITSELF)
         if _names_own(schema) and not stays_open and not says_itself and not self._has_parts(schema):
-            node |= {"properties": _with_required(node), "additionalProperties": False}
+            required, known = node.get("required"), node["properties"]
+            names = filter(is_text, required if isinstance(required, list) else ())
+            missing: Schema = {name: {} for name in names if name not in known}  # required and not described
+            node |= {"properties": {**known, **missing}, "additionalProperties": False}
         return node
 
     def _has_parts(self, schema: Mapping[str, Any]) -> bool:
@@ -134,14 +137,6 @@ class _Closer:
 
 def _names_own(schema: Mapping[str, Any]) -> bool:
     return isinstance(schema.get("properties"), Mapping)
-
-
-def _with_required(schema: Mapping[str, Any]) -> dict[str, Schema]:
-    """The properties of an object, with those that it requires and does not describe."""
-    required = schema.get("required")
-    names = required if isinstance(required, list) else []
-    missing = (name for name in names if isinstance(name, str) and name not in schema["properties"])
-    return {**schema["properties"], **{name: {} for name in missing}}
 
 
 def _joined(parts: Sequence[Mapping[str, Any]], own: Mapping[str, Any]) -> Schema | None:

@@ -138,8 +138,10 @@ class FrameReader(StepReader):
         opening = self.scan.marker(self._thinks[0]) if self._thinks else ""
         markers = (trigger, opening) if SHOWN in opening else (trigger,)
         while (marker := (yield from self.scan.text_until(markers))) is not None:
-            if marker == opening:
-                yield from self.more_reasoning(opening)
+            if marker == opening and self._thinks:  # the white space before it separates the texts around it
+                self.scan.write_text(self.scan.text.find(opening))
+                self.scan.at = len(opening)
+                yield from self._thought(self._thinks[1])
             elif not (yield from self.calls()):
                 self.scan.write_text(self.scan.text.find(trigger) + len(trigger))
 
@@ -151,13 +153,6 @@ class FrameReader(StepReader):
         if (yield from self.scan.match((self.scan.marker(self._thinks[0]),))) is None:
             self.scan.at = 0
             return
-        yield from self._thought(self._thinks[1])
-
-    def more_reasoning(self, opening: str) -> Steps[None]:
-        """Reads reasoning after text. The white space before it separates the texts around it."""
-        assert self._thinks is not None
-        self.scan.write_text(self.scan.text.find(opening))
-        self.scan.at = len(opening)
         yield from self._thought(self._thinks[1])
 
     def _thought(self, closing: str) -> Steps[None]:

@@ -241,7 +241,11 @@ def settled(messages: Sequence[Mapping[str, Any]], system: bool, systems: bool) 
     if systems and system:
         return [dict(message) for message in messages]
     first = "\n\n".join(text for m in messages[:n] if isinstance(text := m.get("content"), str) and text)
-    rest = [_between(m) if m.get("role") == "system" else dict(m) for m in messages[n:]]
+    rest = [dict(message) for message in messages[n:]]
+    for message in rest:
+        if message.get("role") == "system":  # instructions between turns
+            text = f"<system>\n{message.get('content') or ''}\n</system>"
+            message |= {"role": "user", "content": text}
     if system and n:
         return [{**messages[0], "content": first}, *rest]
     if not first:
@@ -249,11 +253,6 @@ def settled(messages: Sequence[Mapping[str, Any]], system: bool, systems: bool) 
     if rest and rest[0].get("role") == "user" and isinstance(rest[0].get("content"), str):
         return [rest[0] | {"content": f"{first}\n{rest[0]['content']}"}, *rest[1:]]
     return [{"role": "user", "content": first}, *rest]
-
-
-def _between(message: Mapping[str, Any]) -> Message:
-    """Instructions between turns."""
-    return {**message, "role": "user", "content": f"<system>\n{message.get('content') or ''}\n</system>"}
 
 
 def accepted(messages: Messages, render: Callable[[Messages], Rendered]) -> Rendered:
@@ -288,7 +287,8 @@ def _forms(messages: Messages) -> Iterator[Messages]:
 def _joined(messages: Messages) -> Messages:
     joined = Messages()
     for message in messages:
-        if message.get("role") == "assistant" and _is_empty(message):
+        said = any(message.get(name) for name in ("content", "tool_calls", "reasoning_content"))
+        if message.get("role") == "assistant" and not said:  # it was ended at once
             continue
         last = joined[-1] if joined else {}
         same = message.get("role") == last.get("role") and message.get("role") in ("user", "assistant")
@@ -297,11 +297,6 @@ def _joined(messages: Messages) -> Messages:
         else:
             joined.append(message)
     return joined
-
-
-def _is_empty(message: Mapping[str, Any]) -> bool:
-    """Whether an answer says nothing: it was ended at once."""
-    return not any(message.get(name) for name in ("content", "tool_calls", "reasoning_content"))
 
 
 def _merged(one: Mapping[str, Any], other: Mapping[str, Any]) -> Message:

@@ -150,18 +150,7 @@ class LiteralRules:
 
 
 _WORDS = {"True": "true", "False": "false", "None": "null"}
-_ESCAPES = {
-    "n": "\n",
-    "t": "\t",
-    "r": "\r",
-    "b": "\b",
-    "f": "\f",
-    "\\": "\\",
-    "'": "'",
-    '"': '"',
-    "/": "/",
-    "\n": "",
-}
+_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "\n": "", **{c: c for c in "\\'\"/"}}
 _HEX = {"x": 2, "u": 4, "U": 8}
 _MAX_KEY = 256
 

@@ -242,17 +242,18 @@ class Scanner:
             self._skips_blanks = self._blank = False
             self.out.append(TextPiece(text, runs))
 
-    def write_reasoning(self, n: int) -> None:
-        """The next n characters are reasoning."""
-        text, runs = self.take(n)
-        if text:
-            self.out.append(ThoughtPiece(text, runs))
-
     def text_until(self, markers: Sequence[str], reasoning: bool = False) -> Steps[str | None]:
         """Passes text (or reasoning) on, up to the first of the markers, which is returned; it and the white
         space before it are not removed. None: the answer has ended.
         """
-        write = self.write_reasoning if reasoning else self.write_text
+
+        def write(n: int) -> None:
+            if not reasoning:
+                self.write_text(n)
+                return
+            text, runs = self.take(n)
+            self.out += [ThoughtPiece(text, runs)] if text else []
+
         while True:
             text = self._buffer.text
             first = min(((at, m) for m in markers if (at := text.find(m)) >= 0), default=None)

@@ -261,7 +261,12 @@ def read_model(path: str | os.PathLike[str], opener: Opener = FileSource) -> Hea
         n_parts = first.integer("split.count")
         if n_parts <= 1:
             return first
-        if not first.integer("split.no") and _is_joined(source, first):
+        joined = first.file_bytes > MAX_HEADER_BYTES  # whether another part follows in the file
+        if first.tensors:
+            alignment = first.integer("general.alignment", 32) or 32
+            end = first.tensors[-1].offset + first.tensors[-1].n_bytes
+            joined = source.read(-(-end // alignment) * alignment, 4) == b"GGUF"
+        if joined and not first.integer("split.no"):
             raise IntegrityError(
                 f"{first.path}: the {n_parts} parts of a split model, one after the other in one file",
                 f"Parts cannot be joined as bytes: keep them apart and name the first, {part_form(n_parts)}. "
@@ -286,15 +291,6 @@ def read_model(path: str | os.PathLike[str], opener: Opener = FileSource) -> Hea
         present = f"{len(tensors)} tensors in its {n_parts} parts, {expected} expected"
         raise IntegrityError(f"{first.path}: {present}: a part belongs to another model", DOWNLOAD_AGAIN)
     return replace(first, tensors=tuple(tensors), file_bytes=total, parts=tuple(names))
-
-
-def _is_joined(source: GGUFSource, first: Header) -> bool:
-    """Whether another part follows the first one in its file."""
-    if not first.tensors:
-        return first.file_bytes > MAX_HEADER_BYTES
-    alignment = first.integer("general.alignment", 32) or 32
-    end = first.tensors[-1].offset + first.tensors[-1].n_bytes
-    return source.read(-(-end // alignment) * alignment, 4) == b"GGUF"
 
 
 def _read_part(first: Header, name: str, number: int, opener: Opener) -> Header:

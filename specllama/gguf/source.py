@@ -58,7 +58,8 @@ class FileSource:
             ) from None
         except (OSError, ValueError) as e:
             self.close()
-            raise UsageError(f"{_printable(self.name)}: cannot be opened: {_reason(e)}") from None
+            shown = self.name.replace("\0", "\\0") if len(self.name) < 300 else self.name[:300] + "…"
+            raise UsageError(f"{shown}: cannot be opened: {_reason(e)}") from None
         except GGUFError:
             self.close()
             raise
@@ -203,10 +204,6 @@ def _refuse_special(path: str, info: os.stat_result) -> None:
     if not stat.S_ISREG(info.st_mode):
         kind = kinds.get(stat.S_IFMT(info.st_mode), "not a regular file")
         raise GGUFError(f"{path}: file at byte 0: {kind}, not a file", "Name the .gguf file itself.")
-
-
-def _printable(path: str) -> str:
-    return path.replace("\0", "\\0") if len(path) < 300 else path[:300] + "…"
 
 
 def _reason(e: Exception) -> str:

@@ -108,9 +108,6 @@ def _selector_top_k(header: Header) -> int:
         header.fail(
             "dflash.selector_top_k", f"{top_k} candidates do not fit into {header.n_embd} values", GET_ANOTHER
         )
-    require(
-        header, ["selector_predecessor", "selector_successor"], header.n_layer, "attn_conv_proj ffn_conv_proj"
-    )
     for i, kind in product(range(header.n_layer), ("attn", "ffn")):
         if (name := f"blk.{i}.{kind}_conv_base") not in names:
             raise GGUFError(f"{header.path}: {len(names)} tensors: {name} is not among them", GET_ANOTHER)
@@ -125,16 +122,12 @@ def _read_dflash(header: Header) -> HeadInfo:
     return _read(header, DFLASH, top_k=top_k, unset_size=0 if top_k else 16, least_size=2)
 
 
-def _label(head: HeadInfo) -> str:
-    return f"{'DFlash 2' if head.selector_top_k else 'DFlash'}, blocks of {head.block_size}"
-
-
 DFLASH = HeadKind(
     "dflash",
     recognises=lambda header: header.architecture == ARCHITECTURE and MARKOV not in tensor_names(header),
     read=_read_dflash,
     refusals=_refusals,
-    label=_label,
+    label=lambda h: f"{'DFlash 2' if h.selector_top_k else 'DFlash'}, blocks of {h.block_size}",
     architecture=ARCHITECTURE,
     drafts_blocks=True,
 )

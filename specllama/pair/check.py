@@ -8,10 +8,12 @@ process, so a head that does not fit is refused here. Reads no model file.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Literal, NamedTuple
+
+from specllama.config.places import is_same
 
 from specllama.errors import Note, warning
 from specllama.gguf.architectures import HYBRID, RECURRENT, ROLLBACK
@@ -250,8 +252,7 @@ def notes(target: Header, draft: Header, ours: Vocab, theirs: Vocab) -> tuple[No
         *trimmed(draft),
         *_splitting(target, draft, ours, theirs),
         *_ends(target, draft, ours, theirs),
-        *_templates(target, draft),
-        *_contexts(target, draft),
+        *_training(target, draft),
         *costs(target, draft),
     )
 
@@ -308,7 +309,8 @@ def _list(vocab: Vocab, ids: frozenset[int]) -> str:
     return ", ".join(named + more)
 
 
-def _templates(target: Header, draft: Header) -> Iterator[Note]:
+def _training(target: Header, draft: Header) -> Iterator[Note]:
+    """Chat templates, and the context that the two were trained on."""
     a, b = target.chat_template, draft.chat_template
     if a is None:
         yield Note("the target has no chat template: messages need one, raw prompts do not")
@@ -318,18 +320,15 @@ def _templates(target: Header, draft: Header) -> Iterator[Note]:
         yield Note(
             "chat templates differ: the target's is used, which the draft may not have been trained on"
         )
-
-
-def _contexts(target: Header, draft: Header) -> Iterator[Note]:
-    a, b = target.n_ctx_train, draft.n_ctx_train
-    if 0 < b < a:
-        trained = f"the draft was trained on {b} tokens of context, the target on {a}"
-        yield Note(f"{trained}: beyond {b} fewer of its tokens are accepted")
+    n_target, n_draft = target.n_ctx_train, draft.n_ctx_train
+    if 0 < n_draft < n_target:
+        trained = f"the draft was trained on {n_draft} tokens of context, the target on {n_target}"
+        yield Note(f"{trained}: beyond {n_draft} fewer of its tokens are accepted")
 
 
 def costs(target: Header, draft: Header) -> Iterator[Note]:
     """Whether the draft is small enough to pay."""
-    if _same_file(target.path, draft.path):
+    if target.path == draft.path or is_same(Path(target.path), Path(draft.path)):
         yield warning("target and draft are the same file, which cannot be faster")
         return
     a, b = target.bytes_per_token, draft.bytes_per_token
@@ -355,10 +354,3 @@ def _size(n_bytes: int) -> str:
         if n_bytes >= size:
             return f"{n_bytes / size:.1f} {unit}"
     return f"{n_bytes / 1e3:.1f} kB"
-
-
-def _same_file(a: str, b: str) -> bool:
-    try:
-        return a == b or os.path.samefile(a, b)
-    except (OSError, ValueError):  # an address, or removed meanwhile
-        return False

@@ -125,6 +125,10 @@ def read_vocab(header: Header) -> Vocab:
         bos_id = None if pre_type == "chatglm-bpe" or model == "gemma4" else bos_id
         eos_id = None if model == "gemma4" else eos_id
     texts = header.token_texts
+    if model == "hybriddna" and b"<oov>" in texts:  # its DNA tokens, after <oov>, without their final mark
+        first = texts.index(b"<oov>") + 1
+        dna = (t if t == _KMER_MARK else t.removesuffix(_KMER_MARK) for t in texts[first:])
+        texts = [*texts[:first], *dna]
     n_tokens = len(texts)
     return Vocab(
         kind=kind,
@@ -134,7 +138,7 @@ def read_vocab(header: Header) -> Vocab:
         eos_id=_in_range(header.eos_id, eos_id, n_tokens),
         add_bos=_flag(header, "add_bos_token", add_bos) or (kind == "bpe" and pre_type == _FORCE_BOS),
         add_eos=_flag(header, "add_eos_token", add_eos),
-        texts=_bare_kmers(texts) if model == "hybriddna" else texts,
+        texts=texts,
     )
 
 
@@ -165,14 +169,6 @@ def named_id(header: Header, vocab: Vocab, key: str) -> int | None:
     """The id of the token that a key of the header names, as "eot"; None without one."""
     token = header.integer(f"tokenizer.ggml.{key}_token_id", -1)
     return token if 0 <= token < vocab.n_tokens else None
-
-
-def _bare_kmers(texts: list[bytes]) -> list[bytes]:
-    """The texts of a "hybriddna" tokenizer without the final mark of its DNA tokens (after <oov>)."""
-    if b"<oov>" not in texts:
-        return texts
-    first = texts.index(b"<oov>") + 1
-    return texts[:first] + [t if t == _KMER_MARK else t.removesuffix(_KMER_MARK) for t in texts[first:]]
 
 
 def _c_string(header: Header, key: str) -> str:
@@ -266,16 +262,11 @@ def _byte(text: bytes) -> bytes:
         return b""
 
 
-def _characters_of_bytes() -> dict[int, int]:
-    """From the characters that a byte-level vocabulary writes for bytes to those bytes (bytes_to_unicode of
-    GPT-2's encoder.py).
-    """
-    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in plain]
-    return {byte: byte for byte in plain} | {256 + i: byte for i, byte in enumerate(others)}
-
-
-_BYTES_OF_CHARACTERS = _characters_of_bytes()
+# From the characters that a byte-level vocabulary writes for bytes to those bytes (bytes_to_unicode in
+# GPT-2's encoder.py).
+_PLAIN = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+_OTHERS = [byte for byte in range(256) if byte not in _PLAIN]
+_BYTES_OF_CHARACTERS = dict(zip([*_PLAIN, *range(256, 256 + len(_OTHERS))], _PLAIN + _OTHERS, strict=True))
 
 
 # The result of comparing two vocabularies (overlap.py).

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from filelock import FileLock, Timeout
 
 from specllama.config.places import close_to_others
-from specllama.config.store import cache_dir, temporary, write_whole
+from specllama.config.store import cache_dir, sync_folder, temporary, write_whole
 from specllama.prefix_disk.eviction import StateLedger
 from specllama.prefix_disk.state_file import BadStateFileError, NewerStateFileError, State, read_state
 from specllama.regular_file import open_regular, read_regular
@@ -189,11 +189,7 @@ class StateDirectory:
         where somebody has removed it.
         """
         path.replace(self.path / name)
-        folder = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        sync_folder(self.path)
 
     def sweep(self) -> int:
         """Remove what killed processes have left unfinished; returns how many files. To be called with the

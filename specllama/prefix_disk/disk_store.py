@@ -78,11 +78,6 @@ class LoadRate:
         """Bytes a second."""
         return 1 / self._per_byte
 
-    @property
-    def is_slow(self) -> bool:
-        """Whether states may not be read because of this rate, so that it would never be measured again."""
-        return self.rate < LOAD_RATE / _MOST_OFF
-
     def seconds(self, n_bytes: int) -> float:
         """That reading so many bytes is predicted to take."""
         return _OPEN_SECONDS + n_bytes * self._per_byte
@@ -348,7 +343,7 @@ class DiskStore:
         that reason would never show that one read had stalled. Raises OSError.
         """
         with self._changed:
-            name = self._index.largest if self._load_rate.is_slow else ""
+            name = self._index.largest if self._load_rate.rate < LOAD_RATE / _MOST_OFF else ""
         if not name:
             return
         began = self._clock()
@@ -384,7 +379,7 @@ class DiskStore:
             if there is not None:
                 self._used.append(there.name)
                 return
-        size, value = file_size(meta, len(record.ids)), self._worth(meta)
+        size, value = file_size(meta, len(record.ids)), worth(meta, self._load_rate.rate)
         with contextlib.ExitStack() as stack:
             with directory.locked():
                 self._refresh()
@@ -433,9 +428,6 @@ class DiskStore:
 
         return written
 
-    def _worth(self, meta: StateMeta) -> float:
-        return worth(meta, self._load_rate.rate)
-
     def _remove_redundant(self, ledger: StateLedger, name: str, meta: StateMeta, ids: bytes) -> None:
         """Remove the states that the new one continues."""
         with self._changed:
@@ -462,7 +454,9 @@ class DiskStore:
             missing = max(missing, more)
         states = [(0.0, name, n) for name, n in index.newer.items()]
         for name, state in list(index.states.items()):
-            states.append((ledger.priority(name, self._worth(state.meta)), name, state.file_bytes))
+            states.append(
+                (ledger.priority(name, worth(state.meta, self._load_rate.rate)), name, state.file_bytes)
+            )
         for victim in sorted(states):
             if missing <= 0 or victim[0] > priority:
                 break
@@ -483,11 +477,12 @@ class DiskStore:
             used, self._used = self._used, []
         for name in used:
             if (state := self._index.states.get(name)) is not None:
-                ledger.use(name, self._worth(state.meta))
+                ledger.use(name, worth(state.meta, self._load_rate.rate))
         if self._load_rate.measured:
             ledger.load_rate = self._load_rate.rate
         return ledger
 
     def _store(self, ledger: StateLedger) -> None:
-        ledger.keep_only(self._directory.sizes())
+        sizes = self._directory.sizes()
+        ledger.states = {name: use for name, use in ledger.states.items() if name in sizes}
         self._directory.write_ledger(ledger)

@@ -9,7 +9,6 @@ what is not used sinks without any clock, which may be set back.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -69,10 +68,6 @@ class StateLedger:
         """A state of this priority was removed to make room, or not written."""
         self.inflation = max(self.inflation, priority)
         self.states.pop(name, None)
-
-    def keep_only(self, names: Collection[str]) -> None:
-        """Forget states that no longer exist."""
-        self.states = {name: use for name, use in self.states.items() if name in names}
 
     def to_json(self) -> str:
         """For index.json."""

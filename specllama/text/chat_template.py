@@ -99,11 +99,15 @@ class ChatTemplate:
     def _rendered(self, marks: Marks, messages: Sequence[Message], variables: Mapping[str, Any]) -> str:
         shown = marks.hide(messages)
         more = {name: marks.hide(value) for name, value in variables.items()}
-        values = {"add_generation_prompt": True, **_dates(), **self._names, **more, "messages": shown}
-        return self._written(values, len(str(shown)))
-
-    def _written(self, values: Mapping[str, Any], n_given: int) -> str:
-        out, size = [], -n_given
+        today = (
+            time.localtime()
+        )  # in the variables of Llama 3's templates and of FireFunction's, as in llama.cpp
+        dates = {
+            "date_string": time.strftime("%d %b %Y", today),
+            "datetime": time.strftime("%b %d %Y", today),
+        }
+        values = {"add_generation_prompt": True, **dates, **self._names, **more, "messages": shown}
+        out, size = [], -len(str(shown))
         try:
             for piece in self._template.generate(values):
                 size += len(piece)
@@ -116,12 +120,6 @@ class ChatTemplate:
             message = f"the chat template refuses these messages: {_one_line(error)}"
             raise self._error(message, HINT, {"refused": True}) from None
         return "".join(out)
-
-
-def _dates() -> dict[str, str]:
-    """Today's date in the variables of Llama 3's templates and of FireFunction's, as in llama.cpp."""
-    today = time.localtime()
-    return {"date_string": time.strftime("%d %b %Y", today), "datetime": time.strftime("%b %d %Y", today)}
 
 
 def _one_line(error: BaseException) -> str:

@@ -115,7 +115,9 @@ class TokenWriter:
         if token in self._stop_tokens and len(self.lengths) >= self._min_tokens:
             self.stopped_by = self._stop_tokens[token]
             return True
-        text, ends = self._decoded(token), False
+        if (text := self._shown.get(token)) is None:
+            text = self._decoder.decode(self._piece(token)).replace(SHOWN, "\ufffd")
+        ends = False
         if self._n_indent:
             n = self._n_allowed(text)
             text, ends = text[:n], n < len(text)
@@ -159,11 +161,6 @@ class TokenWriter:
         self._header = ""
         self._n_ready -= len(text) - n
         return text[n:]
-
-    def _decoded(self, token: int) -> str:
-        if token in self._shown:
-            return self._shown[token]
-        return self._decoder.decode(self._piece(token)).replace(SHOWN, "\ufffd")
 
     def _n_allowed(self, text: str) -> int:
         """How many characters of the next text precede the first that is indented too little."""

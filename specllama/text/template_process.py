@@ -224,7 +224,11 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends with its parent
     reader, writer = os.fdopen(0, "rb", closefd=False), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    _restrict()
+    with contextlib.suppress(ImportError, OSError, ValueError):
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a dump would hold users' texts
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))  # a template writes no files
     template: ChatTemplate | None = None
 
     def compiled(given: JsonObject) -> list[RenderedPart]:
@@ -255,15 +259,6 @@ def _answer(line: bytes, work: Callable[[JsonObject], list[RenderedPart]]) -> Js
         return {"error": nested_too_deeply().to_dict()}
     except SpecllamaError as error:
         return {"error": error.to_dict()}
-
-
-def _restrict() -> None:
-    """No core dump, which would hold users' texts, and no files: a template writes nothing."""
-    with contextlib.suppress(ImportError, OSError, ValueError):
-        import resource
-
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
 
 
 @contextlib.contextmanager
