@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from specllama.config.places import is_same
-
 from specllama.errors import Note, warning
 from specllama.gguf.architectures import HYBRID, RECURRENT, ROLLBACK
 from specllama.gguf.header import Header
