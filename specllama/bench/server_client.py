@@ -18,14 +18,7 @@ import httpx2
 
 from specllama.clock import running_time
 from specllama.config.defaults import is_loopback
-from specllama.errors import (
-    AccessError,
-    BusyError,
-    NetworkError,
-    NotFoundError,
-    SpecllamaError,
-    UsageError,
-)
+from specllama.errors import AccessError, BusyError, NetworkError, NotFoundError, SpecllamaError, UsageError
 from specllama.json_types import JsonObject
 from specllama.models.progress import retry_after
 

@@ -371,9 +371,7 @@ def tool(
 
 
 def tools(
-    given: Sequence[Mapping[str, Any]] | None,
-    choice: str | Mapping[str, Any] = "auto",
-    parallel: bool = True,
+    given: Sequence[Mapping[str, Any]] | None, choice: str | Mapping[str, Any] = "auto", parallel: bool = True
 ) -> Tools | None:
     """Tools as [{"type": "function", "function": {"name": …, "description": …, "parameters": …}}], and
     "auto", "none", "required" or {"type": "function", "function": {"name": …}}, which is called once; None

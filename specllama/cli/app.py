@@ -108,8 +108,7 @@ def _version(value: bool) -> None:
 @app.callback()
 def root(
     version: Annotated[
-        bool | None,
-        typer.Option("--version", callback=_version, is_eager=True, help="Show the version."),
+        bool | None, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
     ] = None,
 ) -> None:
     pass

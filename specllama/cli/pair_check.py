@@ -50,11 +50,7 @@ class Row(NamedTuple):
 
 
 def report(
-    target: Header,
-    draft: Header,
-    verdict: PairVerdict | HeadVerdict,
-    usable: bool,
-    shared: Overlap | None,
+    target: Header, draft: Header, verdict: PairVerdict | HeadVerdict, usable: bool, shared: Overlap | None
 ) -> JsonObject:
     """The object of --json, schema specllama.pair-check/1; texts are null where a vocabulary lacks the id.
 

@@ -85,11 +85,7 @@ def lines(
         out += ["n_drafted = 0", "n_accept  = 0"]
     else:
         by = " · ".join(f"{name} {n}" for name, n in stats.guessed_by.most_common())
-        out += [
-            f"n_drafted = {stats.n_drafted:<7} {by}",
-            f"n_accept  = {stats.n_accept}",
-            _acceptance(stats),
-        ]
+        out += [f"n_drafted = {stats.n_drafted:<7} {by}", f"n_accept  = {stats.n_accept}", _acceptance(stats)]
         if stats.n_branch:
             second = f"second candidates among them, {stats.n_branch_accept} accepted"
             out.append(f"n_branch  = {stats.n_branch:<7} {second}")

@@ -187,11 +187,7 @@ def _special(
         if text in ours.special:
             yield own, ours.special[text]
     a, b = ours.vocab, theirs.vocab
-    roles = (
-        (b.bos_id, a.bos_id),
-        (_turn_end(draft, theirs), _turn_end(target, ours)),
-        (b.eos_id, a.eos_id),
-    )
+    roles = ((b.bos_id, a.bos_id), (_turn_end(draft, theirs), _turn_end(target, ours)), (b.eos_id, a.eos_id))
     for own_id, token in roles:
         if own_id is not None and token is not None:
             yield own_id, token

@@ -17,13 +17,7 @@ from specllama.cli.chat.engine import ChatEngine, LeaveError
 from specllama.cli.chat.library import ChatLibrary, ChatSaver, SavedChat, as_name, command
 from specllama.cli.chat.session import ChatSession
 from specllama.cli.chat.settings import read_tools, refuse_logprobs
-from specllama.cli.chat.terminal import (
-    HistoryFile,
-    InputReader,
-    LineReader,
-    Screen,
-    TerminalReader,
-)
+from specllama.cli.chat.terminal import HistoryFile, InputReader, LineReader, Screen, TerminalReader
 from specllama.cli.options import resolved, sampling
 from specllama.cli.progress import prepared
 from specllama.config import build, defaults

@@ -189,10 +189,7 @@ COMMANDS: Mapping[str, Command] = {
     "/stats": Command(_stats, "", "the read-out of the last answer, and totals"),
     "/trim": Command(_trim, "[N]", "forget the oldest N turns (default: half of the conversation)"),
     "/draft": Command(
-        _draft,
-        "on|off|auto|N",
-        "draft, do not draft, draft at most N tokens",
-        ("on", "off", "auto"),
+        _draft, "on|off|auto|N", "draft, do not draft, draft at most N tokens", ("on", "off", "auto")
     ),
     "/exit": Command(_exit, "", "leave (or Ctrl-D)"),
 }

@@ -302,10 +302,7 @@ def _curves(results: TuneResults, width: int | None) -> Iterator[str]:
 
 def _threads(threads: ThreadsComparison, width: int | None) -> Iterator[str]:
     points = threads.points
-    rows = [
-        ["t(1)", *(_ms(p.one) for p in points)],
-        [f"t({threads.rows})", *(_ms(p.wide) for p in points)],
-    ]
+    rows = [["t(1)", *(_ms(p.one) for p in points)], [f"t({threads.rows})", *(_ms(p.wide) for p in points)]]
     yield ""
     yield "Threads, ms:"
     yield from table(["-t", *(str(p.threads) for p in points)], rows, width, 1)

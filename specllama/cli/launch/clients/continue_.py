@@ -4,14 +4,7 @@ from __future__ import annotations
 
 import json
 
-from specllama.cli.launch.client import (
-    AGENT_CONTEXT,
-    Client,
-    ClientSettings,
-    ModelServer,
-    Variables,
-    folder,
-)
+from specllama.cli.launch.client import AGENT_CONTEXT, Client, ClientSettings, ModelServer, Variables, folder
 from specllama.json_types import JsonObject
 
 _KEY = "SPECLLAMA_API_KEY"
@@ -28,10 +21,7 @@ def _settings(server: ModelServer, _environ: Variables) -> ClientSettings:
         "capabilities": ["tool_use"],
     }
     if server.n_ctx:
-        model["defaultCompletionOptions"] = {
-            "contextLength": server.n_ctx,
-            "maxTokens": server.n_ctx // 4,
-        }
+        model["defaultCompletionOptions"] = {"contextLength": server.n_ctx, "maxTokens": server.n_ctx // 4}
     text = json.dumps({"name": "specllama", "version": "1.0.0", "schema": "v1", "models": [model]}, indent=2)
     path = folder() / "continue.yaml"
     return ClientSettings(

@@ -18,8 +18,5 @@ def _settings(server: ModelServer, _environ: Variables) -> ClientSettings:
 
 
 OPEN_WEBUI = Client(
-    "open-webui",
-    "pip install open-webui",
-    _settings,
-    alone=("serve", "--host", "127.0.0.1", "--port", _PORT),
+    "open-webui", "pip install open-webui", _settings, alone=("serve", "--host", "127.0.0.1", "--port", _PORT)
 )
