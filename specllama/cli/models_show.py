@@ -128,6 +128,15 @@ def fit(header: Header, machine: Machine) -> Fit:
     return Fit()
 
 
+class Row(NamedTuple):
+    """A key and its value for programs, a label and its text for people; without one of them, None."""
+
+    key: str | None
+    value: Any
+    label: str | None = None
+    text: str = ""
+
+
 EXAMPLES = """
 Examples:
   specllama models show 8B
@@ -195,18 +204,9 @@ def _known_rows(known: Library, entry: ManifestEntry, name: str, problem: str) -
     yield "more", printable(f"its header, which is read from the hub: {problem}")
 
 
-class _Row(NamedTuple):
-    """A key and its value for programs, a label and its text for people; without one of them, None."""
-
-    key: str | None
-    value: Any
-    label: str | None = None
-    text: str = ""
-
-
 def _rows(
     model: ResolvedModel, header: Header, machine: Machine, drafts: Sequence[DraftFound]
-) -> Iterator[_Row]:
+) -> Iterator[Row]:
     """Of a head people get the first lines, and what it is."""
     is_head, fits = is_head_file(header), fit(header, machine)
     listed = model.listing.licence if model.listing is not None else ""
@@ -214,32 +214,33 @@ def _rows(
     n_bytes, where = header.file_bytes or sum(file.size for file in model.parts), model.parsed.where
     name = f"{DEMO}: {DemoStore().model.name}" if model.parsed.built_in == DEMO else header.name
     there = model.path or f"{model.parts[0].path}, not on this disk: specllama pull {model.name}"
-    parts = (header.architecture, params(header.n_params), header.quant, size(n_bytes))
-    yield _Row("name", header.name, "name", name)
-    yield _Row("path", model.path or None, "file", there)
-    yield _Row("repo", where.repo if where else None)
-    yield _Row("on_disk", bool(model.path))
-    yield _Row("architecture", header.architecture)
-    yield _Row("params", header.n_params)
-    yield _Row("quant", header.quant)
-    yield _Row("bytes", n_bytes, "model", ", ".join(part for part in parts if part))
+    weights = f"{params(header.n_params) or 'no'} weights"
+    parts = (header.architecture, weights, header.quant, size(n_bytes))
+    yield Row("name", header.name, "name", name)
+    yield Row("path", model.path or None, "file", there)
+    yield Row("repo", where.repo if where else None)
+    yield Row("on_disk", bool(model.path))
+    yield Row("architecture", header.architecture)
+    yield Row("params", header.n_params)
+    yield Row("quant", header.quant)
+    yield Row("bytes", n_bytes, "model", ", ".join(part for part in parts if part))
     if is_head:
-        yield _Row(None, None, "head", "it drafts for its model with -md, and cannot be run alone")
+        yield Row(None, None, "head", "it drafts for its model with -md, and cannot be run alone")
     trained = f"{header.n_ctx_train} tokens in training" if header.n_ctx_train else "not stated"
     rows = (
-        _Row("n_ctx_train", header.n_ctx_train or None, "context", trained),
-        _Row("is_head", is_head),
-        _Row("head", _head(header), "head", _head(header)),
-        _Row("chat_template", header.chat_template is not None, "template", _template(header)),
-        _Row("tools", _mentions(header, "tools")),
-        _Row("thinking", _mentions(header, *_THINKS)),
-        _Row("licence", licence, "licence", licence),
-        _Row("fits", None if not fits.word else fits.plan is not None),
-        _Row("problem", fits.problem),
-        _Row("memory", fits.to_dict(machine), "memory", fits.sentence(machine)),
-        *([_Row(None, None, "", fits.hint)] if fits.hint else []),
-        _Row("drafts", [draft._asdict() for draft in drafts]),
-        *(_Row(None, None, "" if n else "drafts", text) for n, text in enumerate(_draft_lines(drafts))),
+        Row("n_ctx_train", header.n_ctx_train or None, "context", trained),
+        Row("is_head", is_head),
+        Row("head", _head(header), "head", _head(header)),
+        Row("chat_template", header.chat_template is not None, "template", _template(header)),
+        Row("tools", _mentions(header, "tools")),
+        Row("thinking", _mentions(header, *_THINKS)),
+        Row("licence", licence, "licence", licence),
+        Row("fits", None if not fits.word else fits.plan is not None),
+        Row("problem", fits.problem),
+        Row("memory", fits.to_dict(machine), "memory", fits.sentence(machine)),
+        *([Row(None, None, "", fits.hint)] if fits.hint else []),
+        Row("drafts", [draft._asdict() for draft in drafts]),
+        *(Row(None, None, "" if n else "drafts", text) for n, text in enumerate(_draft_lines(drafts))),
     )
     yield from (row._replace(label=None) for row in rows) if is_head else rows
 
@@ -253,9 +254,9 @@ def _draft_lines(drafts: Sequence[DraftFound]) -> Iterator[str]:
 
 
 def params(n: int) -> str:
-    """A number of weights: "8.03 B"."""
+    """A number of weights: "8.03 B", "" for none."""
     unit, one = ("B", 1e9) if n >= 1e9 else ("M", 1e6)
-    return f"{n / one:.3g} {unit} weights" if n else "no weights"
+    return f"{n / one:.3g} {unit}" if n else ""
 
 
 def _head(header: Header) -> str:

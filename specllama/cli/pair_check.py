@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from specllama.cli import console
 from specllama.cli.formatting import side_by_side, wrapped
+from specllama.cli.models_show import Row, params
 from specllama.cli.progress import library
 from specllama.config.load import DRAFT_VOCABS
 from specllama.errors import IncompatiblePairError, Note, UsageError, warning
@@ -38,15 +39,6 @@ from specllama.pair.check import (
 from specllama.pair.overlap import overlap
 from specllama.pair.vocab import Overlap, Vocab, end_ids, shown
 from specllama.text.terminal import printable
-
-
-class Row(NamedTuple):
-    """A property of a file: key and value for programs, label and text for people, "" for none."""
-
-    key: str
-    value: Any
-    label: str = ""
-    text: str = ""
 
 
 def report(
@@ -83,8 +75,6 @@ def vocabularies(verdict: PairVerdict | HeadVerdict, target: Header) -> PairVerd
 
 def _rows(header: Header, vocab: Vocab, n_params: int) -> list[Row]:
     """The properties of one file. n_params: elements of its tensors."""
-    unit, one = ("B", 1e9) if n_params >= 1e9 else ("M", 1e6)
-    params = f"{n_params / one:.3g} {unit}" if n_params else "none"
     pre = printable(vocab.pre or "default") if vocab.kind == "bpe" else "none"
     bos = f"{vocab.named(vocab.bos_id)}, {'added' if vocab.add_bos else 'not added'}"
     eos = f"{vocab.named(vocab.eos_id)}, {'added' if vocab.add_eos else 'not added'}"
@@ -94,7 +84,7 @@ def _rows(header: Header, vocab: Vocab, n_params: int) -> list[Row]:
         Row("name", header.name, "name", printable(header.name)),
         Row("architecture", header.architecture),
         Row("quant", header.quant, "quant", header.quant or "none"),
-        Row("params", header.n_params, "params", params),
+        Row("params", header.n_params, "params", params(n_params) or "none"),
         Row("bytes_per_token", header.bytes_per_token),
         Row("tokenizer", vocab.kind, "tokenizer", vocab.kind),
         Row("pre", vocab.pre, "pre", pre),

@@ -113,7 +113,8 @@ class DownloadProgress(Listener):
 
     def state(self, state: DownloadState) -> None:
         share = state.done / state.total if state.total else 1.0
-        parts = [_amount(state.done, state.total)]
+        unit, factor = ("GB", 1e9) if state.total >= 1e9 else ("MB", 1e6)
+        parts = [f"{state.done / factor:.1f} of {state.total / factor:.1f} {unit}"]
         if state.rate:
             parts.append(f"{state.rate / 1e6:.1f} MB/s")
         if state.left is not None:
@@ -134,8 +135,3 @@ def prepared(settings: LoadSettings, v: Mapping[str, Any]) -> LoadSettings:
     Raises what prepare raises.
     """
     return prepare.prepare(library(models_dir=v.get("models_dir", "")), settings, v.get("force", False))
-
-
-def _amount(done: int, total: int) -> str:
-    unit, factor = ("GB", 1e9) if total >= 1e9 else ("MB", 1e6)
-    return f"{done / factor:.1f} of {total / factor:.1f} {unit}"

@@ -137,7 +137,7 @@ def application(entries: Mapping[str, CommandEntry], **settings: Any) -> typer.T
         **{**PLAIN, **settings},
     )
     for name, entry in entries.items():
-        app.command(name, help=entry.help)(_placeholder)
+        app.command(name, help=entry.help)(lambda: None)
     return app
 
 
@@ -153,10 +153,6 @@ def build(name: str, entry: CommandEntry) -> Any:
     cls = type("Group", (OptionGroup,), {"entry": entry, "entries": entry.commands})
     group.callback(cls=cls, invoke_without_command=True, **settings)(_callback(entry))
     return typer.main.get_command(group)
-
-
-def _placeholder() -> None:
-    raise AssertionError("the placeholder was not replaced by the command")
 
 
 def _callback(entry: CommandEntry) -> Callable[..., None]:

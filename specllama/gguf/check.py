@@ -122,16 +122,8 @@ def check_tokenizer(header: Header) -> None:
     needs_merges = TOKENIZERS[model] == "bpe" and header.text("tokenizer.ggml.pre") != "kimi-k2"
     if needs_merges and not isinstance(merges, StringArray):
         header.fail("tokenizer.ggml.merges", f"a {model!r} tokenizer needs them")
-    _check_unique(header)
-
-
-def _check_unique(header: Header) -> None:
-    """Token texts must be unique: llama.cpp asserts it, and aborts the process otherwise."""
-    texts = header.token_texts
-    if len(set(texts)) == len(texts):
-        return
-    seen: dict[bytes, int] = {}
-    for i, raw in enumerate(texts):
+    texts, seen = header.token_texts, dict[bytes, int]()
+    for i, raw in enumerate(texts) if len(set(texts)) < len(texts) else ():  # llama.cpp aborts the process
         if raw in seen:
             text = raw.decode(errors="replace")
             header.fail("tokenizer.ggml.tokens", f"tokens {seen[raw]} and {i} have the same text {text!r}")

@@ -166,23 +166,19 @@ def fetch(store: DemoStore, listener: Listener | None = None) -> Path:
         with locked(store.folder / ".lock", waiting):
             for leftover in store.folder.glob(f"{_SCRATCH}*"):
                 shutil.rmtree(leftover, ignore_errors=True)
-            if not _intact(store, listener):
+            intact = store.is_on_disk()
+            if intact:
+                try:
+                    store.verify()
+                except IntegrityError as error:
+                    listener.warning(error.message)
+                    intact = False
+            if not intact:
                 _check_room(store)
                 with tempfile.TemporaryDirectory(prefix=_SCRATCH, dir=store.folder) as scratch:
                     _download(store, Path(scratch), listener)
                     _install(store, Path(scratch))
     return store.path
-
-
-def _intact(store: DemoStore, listener: Listener) -> bool:
-    if not store.is_on_disk():
-        return False
-    try:
-        store.verify()
-    except IntegrityError as error:
-        listener.warning(error.message)
-        return False
-    return True
 
 
 def _check_room(store: DemoStore) -> None:

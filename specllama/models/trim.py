@@ -73,11 +73,6 @@ class TrimSource:
         """Whether this tensor is multiplied for the logits."""
         return bool(_OUTPUTS.fullmatch(name))
 
-    @property
-    def is_tied(self) -> bool:
-        """Whether the embeddings are the output matrix too."""
-        return not any(self.is_output(t.name) for t in self.tensors)
-
 
 def trim_source(header: Header, inside: bool, possible: NDArray[np.int64] | None) -> TrimSource:
     """The parts to trim of a file whose header has passed `check_draft`. inside: the head inside a model.
@@ -359,6 +354,9 @@ def write_trimmed(
     for item in (*_metadata(source, ids), *info):
         _add(writer, item)
     rest = np.zeros((0, 0), np.uint8)
+    tied = not any(
+        source.is_output(t.name) for t in source.tensors
+    )  # the embeddings are the output matrix too
     for t in source.tensors:
         data = tensor_bytes(header, t)
         if t.name == EMBEDDINGS and source.head is None:
@@ -371,7 +369,7 @@ def write_trimmed(
             _add_tensor(writer, t.name, convert(data, t.type, t.shape[0], retype), retype.upper())
             continue
         _add_tensor(writer, t.name, data, t.type)
-        if retype and source.is_tied and t.name == EMBEDDINGS:  # looking rows up costs nothing
+        if retype and tied and t.name == EMBEDDINGS:  # looking rows up costs nothing
             _add_tensor(writer, OUTPUT, convert(data, t.type, t.shape[0], retype), retype.upper())
     if source.keeps_tokenizer:
         _add_tensor(writer, "d2t", ids.view(np.uint8), "I64")

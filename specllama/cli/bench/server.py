@@ -150,7 +150,9 @@ async def _measure(plan: ServerPlan, into: ServerBenchResults) -> None:
     async with ServerClient(plan.address, plan.key, agent, plan.seconds) as server:
         into.about = await server.info(plan.model, plan.sweep.raw)
         into.series, into.why_one = _series(into.about)
-        console.note(_start_line(into.about))
+        parts = [into.about.model or "no model named", into.about.build or into.about.owner]
+        parts += [counted(into.about.n_slots, "slot")] if into.about.n_slots else []
+        console.note(printable(f"measuring {into.about.url}: {', '.join(filter(None, parts))}"))
         if into.why_one:
             console.note(f"note: one series: {into.why_one}")
         first = await sweep.warm_up(server, into.series, plan.sweep, into.about.model)
@@ -187,12 +189,6 @@ def _series(about: ServerInfo) -> tuple[Sequence[str], str]:
         why = str(about.speculation.get("reason") or "it was switched off there")[:200]
         return [SERVED], f"the server does not speculate: {why}"
     return [SPECULATIVE, PLAIN], ""
-
-
-def _start_line(about: ServerInfo) -> str:
-    parts = [about.model or "no model named", about.build or about.owner]
-    parts += [counted(about.n_slots, "slot")] if about.n_slots else []
-    return printable(f"measuring {about.url}: {', '.join(filter(None, parts))}")
 
 
 def _planned(plan: ServerPlan, results: ServerBenchResults) -> int:

@@ -88,23 +88,20 @@ class ChatEngine:
         longest = 0 if self._loaded.draft_max == 0 else self._loaded.longest_draft
         if (draft_max is None and not longest) or (draft_max or 0) > longest:
             self.settings, self.measure_when_idle = settings, False
-            self._reload(structured)
+            self._client.close()
+            self._client = EngineClient(self._log)
+            try:
+                self.load(structured)
+            except SpecllamaError as error:
+                raise EngineDiedError(f"loading again failed: {error.message}", error.hint) from None
+            except KeyboardInterrupt:
+                raise LeaveError(INTERRUPTED) from None
             return True
         self._client.configure(draft_max, settings.draft_min, settings.draft_p_min)
         off = "--draft-max 0" if draft_max == 0 else self._loaded.off_reason
         self.settings, self._info = settings, replace(self._loaded, draft_max=draft_max, off_reason=off)
         console.note(readout.start_line(self.info, structured))
         return False
-
-    def _reload(self, structured: bool) -> None:
-        self._client.close()
-        self._client = EngineClient(self._log)
-        try:
-            self.load(structured)
-        except SpecllamaError as error:
-            raise EngineDiedError(f"loading again failed: {error.message}", error.hint) from None
-        except KeyboardInterrupt:
-            raise LeaveError(INTERRUPTED) from None
 
     def answer_reader(self) -> CallReader | None:
         """The reader of the next answer, see LoadInfo.answer_reader."""

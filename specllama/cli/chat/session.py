@@ -363,7 +363,13 @@ class ChatSession:
             calls = show_calls(self.screen, answer.calls)
             if answer.text or calls or answer.finish_reason not in ("", "cancel"):
                 turn.answer, turn.calls, turn.id, written = prefix + answer.text, calls, id_, True
-                self._keep_ids(turn, answer, prefix)
+                reason = answer.finish_reason or "cancel"
+                turn.cut = {"stop": "", "loop": "length"}.get(reason, reason)
+                self.conversation.changed, self.conversation.tokens = True, None
+                if answer.digest and answer.ids:  # with which a later chat goes on
+                    n = len(self.conversation.messages(answered=False))
+                    ids = [*answer.prompt_ids, *answer.ids]
+                    self.conversation.tokens = EarlierTurn(n, answer.n_prompt, ids, answer.digest, prefix)
             goes_on = written and turn.cut == "context" and not self.interactive
             self.screen.end(newline=not goes_on)
         used = asdict(answer.params) if answer.params is not None else {}
@@ -375,16 +381,6 @@ class ChatSession:
         if turn.calls:
             self._ask_for_result()
         return written
-
-    def _keep_ids(self, turn: Turn, answer: GenerationResult, prefix: str) -> None:
-        """Note how an answer ended, and its ids, with which a later chat goes on."""
-        reason = answer.finish_reason or "cancel"
-        turn.cut = {"stop": "", "loop": "length"}.get(reason, reason)
-        self.conversation.changed, self.conversation.tokens = True, None
-        if answer.digest and answer.ids:
-            n = len(self.conversation.messages(answered=False))
-            ids = [*answer.prompt_ids, *answer.ids]
-            self.conversation.tokens = EarlierTurn(n, answer.n_prompt, ids, answer.digest, prefix)
 
     def _ask_for_result(self) -> None:
         call = self.conversation.open_calls[len(self.results)]["function"]["name"]

@@ -183,7 +183,12 @@ class _Transfer:
         the hash. Raises IntegrityError for a wrong size or hash.
         """
         file, retries = self._file, RetryPolicy(listener, _WAITS)
-        self._hash_existing()
+        if os.fstat(self._out.fileno()).st_size > file.size:
+            self._truncate()
+        while data := self._out.read(_READ):  # the bytes of an earlier process
+            self._hash.update(data)
+            self._have = self._kept = self._have + len(data)
+            self._advance("verifying the first part of", self._have)
         while True:
             retries.run(lambda: self._receive(retries))
             digest = self._hash.hexdigest()
@@ -202,15 +207,6 @@ class _Transfer:
             f"{file.etag} of {file.size}; it was removed",
             "try again; if it happens again, the hub or a proxy on the way changes the file",
         )
-
-    def _hash_existing(self) -> None:
-        """Hash the bytes of an earlier process; discard them if there are more than the file has."""
-        if os.fstat(self._out.fileno()).st_size > self._file.size:
-            self._truncate()
-        while data := self._out.read(_READ):
-            self._hash.update(data)
-            self._have = self._kept = self._have + len(data)
-            self._advance("verifying the first part of", self._have)
 
     def _receive(self, retries: RetryPolicy) -> None:
         """Request the rest, up to its end or that of the file on the server. Raises RetryableError."""
