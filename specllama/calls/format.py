@@ -69,17 +69,17 @@ class CallFormat(ABC):
     results are written as text whatever the template shows.
     """
 
-    name: ClassVar[str]
-    markers: ClassVar[tuple[str, ...]] = ()
-    tokens: ClassVar[tuple[str, ...]] = ()
-    reasons: ClassVar[bool] = False
-    thinks: ClassVar[tuple[str, str] | None] = None
-    begin: ClassVar[str] = ""
-    begin_thought: ClassVar[tuple[str, str] | tuple[()]] = ()
-    end_thought: ClassVar[tuple[str, str] | tuple[()]] = ()
+    name: str
+    markers: tuple[str, ...] = ()
+    tokens: tuple[str, ...] = ()
+    reasons: bool = False
+    thinks: tuple[str, str] | None = None
+    begin: str = ""
+    begin_thought: tuple[str, str] | tuple[()] = ()
+    end_thought: tuple[str, str] | tuple[()] = ()
     without_tools: ClassVar[Mapping[str, Any]] = {}
-    headers: ClassVar[tuple[tuple[str, ...], str] | None] = None
-    described: ClassVar[bool] = False
+    headers: tuple[tuple[str, ...], str] | None = None
+    described: bool = False
 
     def matches(self, template: str) -> bool:
         """Whether a chat template is of this family."""

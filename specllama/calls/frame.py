@@ -8,12 +8,12 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 from specllama.calls.format import AnswerShape, CallFormat, marked
-from specllama.calls.history import Call
+from specllama.calls.history import Call, Messages
 from specllama.calls.lark import NEWLINE, Lark, escaped, literal
 from specllama.calls.scanner import StepReader, Steps
 from specllama.calls.schema import bodies, json_text
@@ -56,6 +56,9 @@ class JsonArguments:
 
     def write(self, arguments: Mapping[str, Any], _special: Collection[str] = ()) -> str:
         return json.dumps(arguments, ensure_ascii=False)
+
+
+JSON = JsonArguments()
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,9 +270,9 @@ def parts(text: str, tokens: Collection[str]) -> list[str]:
 class FramedFormat(CallFormat):
     """A format with a frame. parallel: whether an answer may have several calls. read_by: its reader."""
 
-    frame: ClassVar[Frame]
-    style: ClassVar[ArgumentStyle] = JsonArguments()
-    parallel: ClassVar[bool] = True
+    frame: Frame
+    style: ArgumentStyle = JSON
+    parallel: bool = True
     read_by: ClassVar[type[FrameReader]] = FrameReader
 
     def write(self, calls: Sequence[Call], special: Collection[str] = ()) -> str:
@@ -350,3 +353,22 @@ class FramedFormat(CallFormat):
     def _text(self, lark: Lark, text: str) -> str:
         parts = [lark.text(part) for part in text.split(ID)]
         return f" {lark.terminal(f'/{self.frame.id}/')} ".join(parts) if len(parts) > 1 else parts[0]
+
+
+@dataclass(frozen=True, eq=False)
+class PlainFormat(FramedFormat):
+    """A format that is its texts alone, in a row. messages: these as the family's own templates need them."""
+
+    name: str
+    frame: Frame
+    markers: tuple[str, ...]
+    tokens: tuple[str, ...] = ()
+    style: ArgumentStyle = JSON
+    parallel: bool = True
+    reasons: bool = False
+    thinks: tuple[str, str] | None = None
+    headers: tuple[tuple[str, ...], str] | None = None
+    messages: Callable[[Messages], Messages] = list
+
+    def fixed(self, messages: Messages) -> Messages:
+        return self.messages(messages)

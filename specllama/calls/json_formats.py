@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Mapping
@@ -12,10 +13,10 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from specllama.calls.format import TemplateData
-from specllama.calls.frame import ID, Frame, FramedFormat, FrameReader
+from specllama.calls.frame import ID, Frame, FramedFormat, FrameReader, PlainFormat
 from specllama.calls.history import Messages, nine_characters, one_call_each, with_calls, with_ids
 from specllama.calls.lark import NEWLINE, Lark, escaped, literal
-from specllama.calls.literals import PYTHON, LiteralArguments
+from specllama.calls.literals import PYTHON_ARGUMENTS
 from specllama.calls.scanner import Steps
 from specllama.calls.schema import Arguments, arguments, bodies, json_text
 from specllama.calls.tools import Tools
@@ -27,53 +28,72 @@ def _list(begin: str, end: str) -> Frame:
     return Frame(f"{begin}[", _HEAD, _MID, "}", f"]{end}", ", ")
 
 
-class Granite3(FramedFormat):
-    """Granite 3."""
-
-    name = "granite"
-    markers = ("<|tool_call|>", "available_tools")
-    tokens = ("<|tool_call|>",)
-    frame = _list("<|tool_call|>", "")
+def _listed(name: str, markers: tuple[str, ...], begin: str, end: str = "", **more: Any) -> PlainFormat:
+    """A format with one list. begin, end: the tokens around it."""
+    return PlainFormat(name, _list(begin, end), markers, tuple(filter(None, (begin, end))), **more)
 
 
-class Phi4(FramedFormat):
-    """Phi-4-mini."""
+GRANITE3 = _listed("granite", ("<|tool_call|>", "available_tools"), "<|tool_call|>")
+PHI4 = _listed("phi4", ("<|tool|>", "<|/tool|>"), "<|tool_call|>", "<|/tool_call|>")
+NEMOTRON_V2 = _listed("nemotron", ("<TOOLCALL>",), "<TOOLCALL>", "</TOOLCALL>")
+APRIEL = _listed(  # without ids, which the template would add to the objects
+    "apriel",
+    ("<tool_calls>[", "</tool_calls>"),
+    "<tool_calls>",
+    "</tool_calls>",
+    messages=lambda some: with_calls(some, lambda call: {k: v for k, v in call.items() if k != "id"}),
+)
+MINIMAX_M1 = PlainFormat(  # an object on each line
+    "minimax-m1",
+    Frame("<tool_calls>\n", _HEAD, _MID, "}", "\n</tool_calls>", "\n"),
+    ("<tool_calls>\\n{",),
+    ("<tool_calls>", "</tool_calls>"),
+)
+FUNCTIONARY31 = PlainFormat(  # the name in a tag
+    "functionary-v3.1",
+    Frame("", "<function=", ">", "</function>", known_by="<function="),
+    ("<function=", "</function>", "<|python_tag|>"),
+    ("<function=", "</function>"),
+)
+GIGACHAT = PlainFormat(  # GigaChat 3: one object, which ends the turn
+    "gigachat",
+    Frame("", f"<|function_call|>{_HEAD}", _MID, "}", known_by="<|function_call|>"),
+    ("<|function_call|>", "<|role_sep|>"),
+    ("<|function_call|>",),
+    parallel=False,
+    messages=one_call_each,
+)
+_INNER = ("<|inner_prefix|>", "<|inner_suffix|>")
+APERTUS = PlainFormat(  # the name is the key of the object; it reasons between tokens of its own
+    "apertus",
+    Frame("<|tools_prefix|>[", '{"', '": ', "}", "]<|tools_suffix|>", ", "),
+    ("<|tools_prefix|>", _INNER[0]),
+    ("<|tools_prefix|>", "<|tools_suffix|>", *_INNER),
+    reasons=True,
+    thinks=_INNER,
+)
+_PARTS = _BEGIN, _NAME, _WITH, _DONE = [f"<|tool_call:{part}|>" for part in ("begin", "name", "args", "end")]
+SOLAR = PlainFormat(  # Solar Open: id, name and arguments between tokens
+    "solar",
+    Frame("", f"{_BEGIN}{ID}{_NAME}", _WITH, _DONE, known_by=_BEGIN, id="[a-zA-Z0-9_-]{1,64}"),
+    (_BEGIN, _WITH),
+    ("<|tool_calls|>", *_PARTS),
+)
 
-    name = "phi4"
-    markers = ("<|tool|>", "<|/tool|>")
-    tokens = ("<|tool_call|>", "<|/tool_call|>")
-    frame = _list(*tokens)
+# Kimi K2, without line breaks; its ids have the name of the function and the number of the call:
+#
+# <|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{…}<|tool_call_end|>
+# <|tool_calls_section_end|>
 
-
-class NemotronV2(FramedFormat):
-    """Nemotron Nano v2."""
-
-    name = "nemotron"
-    markers = ("<TOOLCALL>",)
-    tokens = ("<TOOLCALL>", "</TOOLCALL>")
-    frame = _list(*tokens)
-
-
-class Apriel(FramedFormat):
-    """Apriel 1.6."""
-
-    name = "apriel"
-    markers = ("<tool_calls>[", "</tool_calls>")
-    tokens = ("<tool_calls>", "</tool_calls>")
-    frame = _list(*tokens)
-
-    def fixed(self, messages: Messages) -> Messages:
-        """Without ids, which the template would add to the objects."""
-        return with_calls(messages, lambda call: {k: v for k, v in call.items() if k != "id"})
-
-
-class MiniMaxM1(FramedFormat):
-    """MiniMax M1: an object on each line."""
-
-    name = "minimax-m1"
-    markers = ("<tool_calls>\\n{",)
-    tokens = ("<tool_calls>", "</tool_calls>")
-    frame = Frame("<tool_calls>\n", _HEAD, _MID, "}", "\n</tool_calls>", "\n")
+_SECTION, _SECTION_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
+_ONE, _ITS, _ONE_END = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
+KIMI_K2 = PlainFormat(
+    "kimi-k2",
+    Frame(_SECTION, f"{_ONE}functions.", f":{ID}{_ITS}", _ONE_END, _SECTION_END, id="[0-9]{1,9}"),
+    (_SECTION, _ITS),
+    (_SECTION, _SECTION_END, _ONE, _ITS, _ONE_END),
+    messages=lambda some: with_ids(some, lambda _id, name, n: f"functions.{name}:{n}"),
+)
 
 
 class Firefunction(FramedFormat):
@@ -90,127 +110,47 @@ class Firefunction(FramedFormat):
         return replace(data, variables={"functions": json.dumps(shown, indent=4)} if shown else {})
 
 
-class Functionary31(FramedFormat):
-    """Functionary v3.1: the name in a tag."""
-
-    name = "functionary-v3.1"
-    markers = ("<function=", "</function>", "<|python_tag|>")
-    tokens = ("<function=", "</function>")
-    frame = Frame("", "<function=", ">", "</function>", known_by="<function=")
-
-
-class GigaChat(FramedFormat):
-    """GigaChat 3: one object, which ends the turn."""
-
-    name = "gigachat"
-    markers = ("<|function_call|>", "<|role_sep|>")
-    tokens = ("<|function_call|>",)
-    frame = Frame("", f"<|function_call|>{_HEAD}", _MID, "}", known_by="<|function_call|>")
-    parallel = False
-
-    def fixed(self, messages: Messages) -> Messages:
-        return one_call_each(messages)
-
-
-class Apertus(FramedFormat):
-    """Apertus: the name is the key of the object. It reasons between tokens of its own."""
-
-    name = "apertus"
-    markers = ("<|tools_prefix|>", "<|inner_prefix|>")
-    tokens = ("<|tools_prefix|>", "<|tools_suffix|>", "<|inner_prefix|>", "<|inner_suffix|>")
-    reasons, thinks = True, ("<|inner_prefix|>", "<|inner_suffix|>")
-    frame = Frame("<|tools_prefix|>[", '{"', '": ', "}", "]<|tools_suffix|>", ", ")
-
-
-class Solar(FramedFormat):
-    """Solar Open: id, name and arguments between tokens."""
-
-    name = "solar"
-    _begin, _name, _args, _end = (f"<|tool_call:{part}|>" for part in ("begin", "name", "args", "end"))
-    markers = (_begin, _args)
-    tokens = ("<|tool_calls|>", _begin, _name, _args, _end)
-    frame = Frame("", f"{_begin}{ID}{_name}", _args, _end, known_by=_begin, id="[a-zA-Z0-9_-]{1,64}")
-
-
-class KimiK2(FramedFormat):
-    """Kimi K2, without line breaks; its ids have the name of the function and the number of the call:
-
-    <|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{…}\\
-    <|tool_call_end|><|tool_calls_section_end|>
-    """
-
-    name = "kimi-k2"
-    _section, _section_end = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
-    _call, _args, _end = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
-    markers = (_section, _args)
-    tokens = (_section, _section_end, _call, _args, _end)
-    frame = Frame(_section, f"{_call}functions.", f":{ID}{_args}", _end, _section_end, id="[0-9]{1,9}")
-
-    def fixed(self, messages: Messages) -> Messages:
-        return with_ids(messages, lambda _id, name, n: f"functions.{name}:{n}")
-
-
 # DeepSeek, whose bars are not ASCII's.
 
 
 _CALLS, _END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 _CALL, _SEP, _CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
-
-
-class DeepSeekR1(FramedFormat):
-    """V3 and R1: the arguments are a block of JSON."""
-
-    name = "deepseek-r1"
-    markers = (_CALLS, "```json")
-    tokens = (_CALLS, _END, _CALL, _SEP, _CALL_END)
-    frame = Frame(_CALLS, f"{_CALL}function{_SEP}", "\n```json\n", f"\n```{_CALL_END}", _END, "\n")
-
-
-class DeepSeekV31(FramedFormat):
-    """V3.1."""
-
-    name = "deepseek-v3.1"
-    markers = (_CALLS,)
-    tokens = DeepSeekR1.tokens
-    frame = Frame(_CALLS, _CALL, _SEP, _CALL_END, _END)
+_DEEPSEEK = (_CALLS, _END, _CALL, _SEP, _CALL_END)
+DEEPSEEK_R1 = PlainFormat(  # V3 and R1: the arguments are a block of JSON
+    "deepseek-r1",
+    Frame(_CALLS, f"{_CALL}function{_SEP}", "\n```json\n", f"\n```{_CALL_END}", _END, "\n"),
+    (_CALLS, "```json"),
+    _DEEPSEEK,
+)
+DEEPSEEK_V31 = PlainFormat("deepseek-v3.1", Frame(_CALLS, _CALL, _SEP, _CALL_END, _END), (_CALLS,), _DEEPSEEK)
 
 
 # Mistral. Its templates refuse ids that are not 9 letters and digits.
 
 
 _TOOL_CALLS, _ARGS, _CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
-
-
-class _Mistral(FramedFormat):
-    def fixed(self, messages: Messages) -> Messages:
-        return with_ids(messages, nine_characters)
-
-
-class MistralList(_Mistral):
-    """Nemo, 7B v0.3, Small up to 3.1: [TOOL_CALLS][{"name": "f", "arguments": {…}, "id": "123456789"}]."""
-
-    name = "mistral-list"
-    markers = (_TOOL_CALLS,)
-    tokens = (_TOOL_CALLS,)
-    frame = replace(_list(_TOOL_CALLS, ""), tail=f', "id": "{ID}"}}')
-
-
-class MistralArgs(_Mistral):
-    """Devstral, Magistral, Ministral 3: [TOOL_CALLS]f[ARGS]{…}."""
-
-    name = "mistral"
-    markers = (_TOOL_CALLS, _ARGS)
-    tokens = (_TOOL_CALLS, _ARGS)
-    frame = Frame("", _TOOL_CALLS, _ARGS, "", known_by=_TOOL_CALLS)
-
-
-class MistralIds(_Mistral):
-    """Small 3.2: [TOOL_CALLS]f[CALL_ID]123456789[ARGS]{…}."""
-
-    name = "mistral-ids"
-    markers = (_TOOL_CALLS, _CALL_ID, _ARGS)
-    tokens = (_TOOL_CALLS, _CALL_ID, _ARGS)
-    frame = Frame("", _TOOL_CALLS, f"{_CALL_ID}{ID}{_ARGS}", "", known_by=_TOOL_CALLS)
+_of_nine = functools.partial(with_ids, new=nine_characters)
+MISTRAL_LIST = PlainFormat(  # Nemo, 7B v0.3, Small up to 3.1
+    "mistral-list",  # [TOOL_CALLS][{"name": "f", "arguments": {…}, "id": "123456789"}]
+    replace(_list(_TOOL_CALLS, ""), tail=f', "id": "{ID}"}}'),
+    (_TOOL_CALLS,),
+    (_TOOL_CALLS,),
+    messages=_of_nine,
+)
+MISTRAL_ARGS = PlainFormat(  # Devstral, Magistral, Ministral 3: [TOOL_CALLS]f[ARGS]{…}
+    "mistral",
+    Frame("", _TOOL_CALLS, _ARGS, "", known_by=_TOOL_CALLS),
+    (_TOOL_CALLS, _ARGS),
+    (_TOOL_CALLS, _ARGS),
+    messages=_of_nine,
+)
+MISTRAL_IDS = PlainFormat(  # Small 3.2: [TOOL_CALLS]f[CALL_ID]123456789[ARGS]{…}
+    "mistral-ids",
+    Frame("", _TOOL_CALLS, f"{_CALL_ID}{ID}{_ARGS}", "", known_by=_TOOL_CALLS),
+    (_TOOL_CALLS, _CALL_ID, _ARGS),
+    (_TOOL_CALLS, _CALL_ID, _ARGS),
+    messages=_of_nine,
+)
 
 
 # Cohere, which has tokens around each part of an answer.
@@ -299,7 +239,7 @@ class Hermes(FramedFormat):
     """
 
     name = "hermes"
-    markers: ClassVar[tuple[str, ...]] = (_OPEN, "arguments")
+    markers: tuple[str, ...] = (_OPEN, "arguments")
     read_by = HermesReader
     tokens = (_OPEN, _CLOSE)
     frame = Frame("", f"{_OPEN}\n{_HEAD}", _MID, f"}}\n{_CLOSE}", between=NEWLINE, known_by=_OPEN)
@@ -336,7 +276,6 @@ class Generic(Hermes):
 
 
 _TAG = "<|python_tag|>"
-_PYTHON = LiteralArguments(PYTHON)
 
 
 class Llama3Reader(FrameReader):
@@ -354,7 +293,7 @@ class Llama3Reader(FrameReader):
                 self._close = self.atoms(")")
                 tool = self.tools[name.removesuffix(".call(")]
                 scan.open(tool.name)
-                if (yield from _PYTHON.read(self, tool)):
+                if (yield from PYTHON_ARGUMENTS.read(self, tool)):
                     scan.close()
                     yield from scan.match((")",))
                 scan.drop()
@@ -396,7 +335,7 @@ class Llama3(FramedFormat):
         if _TAG not in lark.shape.special:
             return rule
         dotted = (
-            lark.rule(f'{literal(f"{one.tool.name}.call(")} {_PYTHON.items(lark, one.schema)} ")"')
+            lark.rule(f'{literal(f"{one.tool.name}.call(")} {PYTHON_ARGUMENTS.items(lark, one.schema)} ")"')
             for one in arguments(tools)
         )
         return f"{rule} | {lark.text(_TAG)} {lark.one_of([lark.rule(call), *dotted])}"

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from specllama.calls.format import marked
-from specllama.calls.frame import Frame, FramedFormat, FrameReader
+from specllama.calls.frame import Frame, FramedFormat, FrameReader, PlainFormat
 from specllama.calls.lark import Lark
 from specllama.calls.scanner import BLANKS, Scanner, Steps
 from specllama.calls.schema import Types, json_text, parameters, type_name
@@ -331,13 +331,10 @@ def _unescaped(escape: str) -> str:
 # [f(a=1, b="x"), g()]
 
 
-class Pythonic(FramedFormat):
-    """The whole answer is a list of calls."""
-
-    name = "pythonic"
-    markers = ("[func_name1(params_name1=",)
-    frame = Frame("[", "", "(", ")", "]", ", ")
-    style = LiteralArguments(PYTHON)
+PYTHON_ARGUMENTS = LiteralArguments(PYTHON)
+PYTHONIC = PlainFormat(  # the whole answer is a list of calls
+    "pythonic", Frame("[", "", "(", ")", "]", ", "), ("[func_name1(params_name1=",), style=PYTHON_ARGUMENTS
+)
 
 
 class Lfm2(FramedFormat):
@@ -347,43 +344,38 @@ class Lfm2(FramedFormat):
     markers = ("<|tool_list_start|>",)
     tokens = ("<|tool_call_start|>", "<|tool_call_end|>")
     frame = Frame("<|tool_call_start|>[", "", "(", ")", "]<|tool_call_end|>", ", ")
-    style = LiteralArguments(PYTHON)
+    style = PYTHON_ARGUMENTS
 
     def matches(self, template: str) -> bool:
         markers = ("<|tool_list_start|>", "<|tool_call_start|>", "List of tools: [")
         return any(marker in template for marker in markers)
 
 
-class Olmo3(FramedFormat):
-    """Olmo 3: a call on each line between two control tokens; true, false and null are JSON's."""
-
-    name = "olmo3"
-    markers = ("<function_calls>", "<functions>")
-    tokens = ("<function_calls>", "</function_calls>")
-    frame = Frame("<function_calls>", "", "(", ")", "</function_calls>", "\n")
-    style = LiteralArguments(Syntax("=", ", ", ": ", _JSON_WORDS))
-
+OLMO3 = PlainFormat(  # a call on each line between two control tokens; true, false and null are JSON's
+    "olmo3",
+    Frame("<function_calls>", "", "(", ")", "</function_calls>", "\n"),
+    ("<function_calls>", "<functions>"),
+    ("<function_calls>", "</function_calls>"),
+    LiteralArguments(Syntax("=", ", ", ": ", _JSON_WORDS)),
+)
 
 # Gemma: <|tool_call>call:f{a:1,b:<|"|>x<|"|>}<tool_call|>
 
-
-class Gemma4(FramedFormat):
-    """Gemma 4, which also reasons in a channel."""
-
-    name = "gemma4"
-    markers = ("<|tool_call>call:",)
-    tokens = ("<|tool_call>", "<tool_call|>", '<|"|>', "<|channel>", "<channel|>")
-    reasons, thinks = True, ("<|channel>thought\n", "<channel|>")
-    headers = (("<|channel>",), "\n")
-    frame = Frame("", "<|tool_call>call:", "{", "}<tool_call|>", known_by="<|tool_call>")
-    style = LiteralArguments(Syntax(":", ",", ":", _JSON_WORDS, '<|"|>', sorts=True))
-
-
-class FunctionGemma(FramedFormat):
-    """FunctionGemma."""
-
-    name = "functiongemma"
-    markers = ("<start_function_call>",)
-    tokens = ("<start_function_call>", "<end_function_call>", "<escape>")
-    frame = Frame("", f"{tokens[0]}call:", "{", f"}}{tokens[1]}", known_by=tokens[0])
-    style = LiteralArguments(Syntax(":", ",", ":", _JSON_WORDS, "<escape>", sorts=True))
+GEMMA4 = PlainFormat(  # also reasons in a channel
+    "gemma4",
+    Frame("", "<|tool_call>call:", "{", "}<tool_call|>", known_by="<|tool_call>"),
+    ("<|tool_call>call:",),
+    ("<|tool_call>", "<tool_call|>", '<|"|>', "<|channel>", "<channel|>"),
+    LiteralArguments(Syntax(":", ",", ":", _JSON_WORDS, '<|"|>', sorts=True)),
+    reasons=True,
+    thinks=("<|channel>thought\n", "<channel|>"),
+    headers=(("<|channel>",), "\n"),
+)
+_FUNCTION_CALL, _FUNCTION_CALL_END = "<start_function_call>", "<end_function_call>"
+FUNCTION_GEMMA = PlainFormat(
+    "functiongemma",
+    Frame("", f"{_FUNCTION_CALL}call:", "{", f"}}{_FUNCTION_CALL_END}", known_by=_FUNCTION_CALL),
+    (_FUNCTION_CALL,),
+    (_FUNCTION_CALL, _FUNCTION_CALL_END, "<escape>"),
+    LiteralArguments(Syntax(":", ",", ":", _JSON_WORDS, "<escape>", sorts=True)),
+)

@@ -12,8 +12,8 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from specllama.calls.format import marked
-from specllama.calls.frame import Frame, FramedFormat, FrameReader
-from specllama.calls.history import Messages, text_of, with_arguments
+from specllama.calls.frame import Frame, FrameReader, PlainFormat
+from specllama.calls.history import text_of, with_arguments
 from specllama.calls.lark import NEWLINE, Lark, literal
 from specllama.calls.scanner import Steps
 from specllama.calls.schema import Types, embedded, json_text, of_type, parameters, type_name
@@ -162,27 +162,22 @@ def _function_frame(opening: str, closing: str) -> Frame:
     return Frame("", head, ">\n", tail, between=NEWLINE, known_by=opening)
 
 
-class QwenXml(FramedFormat):
-    """The format as above."""
-
-    name = "qwen-xml"
-    markers = ("<tool_call>", "<function=", "<parameter=")
-    tokens = ("<tool_call>", "</tool_call>")
-    frame = _function_frame(*tokens)
-    style = TaggedArguments("<parameter=", ">\n", "\n</parameter>\n", words=True)
-
-
-class Seed(FramedFormat):
-    """ByteDance's Seed-OSS: values are on the line of their tags."""
-
-    name = "seed"
-    markers = ("<seed:tool_call>", "<function=", "<parameter=")
-    tokens = ("<seed:tool_call>", "</seed:tool_call>")
-    frame = _function_frame(*tokens)
-    style = TaggedArguments("<parameter=", ">", "</parameter>\n", words=True)
-
-    def fixed(self, messages: Messages) -> Messages:
-        return with_arguments(messages, text_of)  # the template writes other values as Python does
+_QWEN, _SEED = ("<tool_call>", "</tool_call>"), ("<seed:tool_call>", "</seed:tool_call>")
+QWEN_XML = PlainFormat(
+    "qwen-xml",
+    _function_frame(*_QWEN),
+    (_QWEN[0], "<function=", "<parameter="),
+    _QWEN,
+    TaggedArguments("<parameter=", ">\n", "\n</parameter>\n", words=True),
+)
+SEED = PlainFormat(  # ByteDance's Seed-OSS: values are on the line of their tags
+    "seed",
+    _function_frame(*_SEED),
+    (_SEED[0], "<function=", "<parameter="),
+    _SEED,
+    TaggedArguments("<parameter=", ">", "</parameter>\n", words=True),
+    messages=lambda some: with_arguments(some, text_of),  # the template writes other values as Python does
+)
 
 
 # GLM 4.5 and later, Laguna, Ling and Spark, which differ in where lines end, and Hy3:
@@ -193,17 +188,16 @@ class Seed(FramedFormat):
 # </tool_call>
 
 
-class Glm(FramedFormat):
-    """The format as above."""
-
-    name = "glm"
-    tokens = ("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
-    _open, _close, _key, _key_end, _value, _value_end = tokens
-    markers = (_open, _key, _value)
-    frame = Frame("", _open, 2 * NEWLINE, _close, between=NEWLINE, known_by=_open)  # mid: Ling's without any
-    style = TaggedArguments(_key, f"{_key_end}{NEWLINE}{_value}", f"{_value_end}{NEWLINE}")
-
-
+_GLM = _OPEN, _CLOSE, _KEY, _KEY_END, _VALUE, _VALUE_END = (
+    *("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
+)
+GLM = PlainFormat(
+    "glm",
+    Frame("", _OPEN, 2 * NEWLINE, _CLOSE, between=NEWLINE, known_by=_OPEN),  # mid: Ling's without any
+    (_OPEN, _KEY, _VALUE),
+    _GLM,
+    TaggedArguments(_KEY, f"{_KEY_END}{NEWLINE}{_VALUE}", f"{_VALUE_END}{NEWLINE}"),
+)
 _NAMES = ("tool_calls", "tool_call", "arg_key", "arg_value", "think")  # of Hy3's tags in pairs
 
 
@@ -211,20 +205,22 @@ def _hy3(name: str) -> str:
     return f"<{name}:opensource>"
 
 
-class Hy3(FramedFormat):
-    """Tencent's Hy3: all tags are control tokens with a suffix, and one more is around the calls."""
-
-    name = "hy3"
-    markers = ("HYTK = ':opensource'", "<tool_sep{}>")
-    tokens = tuple(map(_hy3, (*_NAMES, *(f"/{name}" for name in _NAMES), "tool_sep")))
-    frame = Frame(
-        *(f"{_hy3('tool_calls')}\n", _hy3("tool_call"), f"{_hy3('tool_sep')}\n", f"{_hy3('/tool_call')}\n"),
+HY3 = PlainFormat(  # Tencent's: all tags are control tokens with a suffix, and one more is around the calls
+    "hy3",
+    Frame(
+        *(
+            f"{_hy3('tool_calls')}\n",
+            _hy3("tool_call"),
+            f"{_hy3('tool_sep')}\n",
+            f"{_hy3('/tool_call')}\n",
+        ),
         end=_hy3("/tool_calls"),
-    )
-    style = TaggedArguments(
-        _hy3("arg_key"), f"{_hy3('/arg_key')}\n{_hy3('arg_value')}", f"{_hy3('/arg_value')}\n"
-    )
-    thinks = (_hy3("think"), _hy3("/think"))
+    ),
+    ("HYTK = ':opensource'", "<tool_sep{}>"),
+    tuple(map(_hy3, (*_NAMES, *(f"/{name}" for name in _NAMES), "tool_sep"))),
+    TaggedArguments(_hy3("arg_key"), f"{_hy3('/arg_key')}\n{_hy3('arg_value')}", f"{_hy3('/arg_value')}\n"),
+    thinks=(_hy3("think"), _hy3("/think")),
+)
 
 
 # MiniMax M2, and DeepSeek's V3.2 and V4, whose tags have bars that are not ASCII's:
@@ -240,34 +236,31 @@ def _invoke_frame(prefix: str, opening: str, closing: str, mid: str = '">\n') ->
     return Frame(f"{opening}\n", f'<{prefix}invoke name="', mid, f"</{prefix}invoke>\n", closing)
 
 
-class MiniMaxM2(FramedFormat):
-    """The format as above."""
-
-    name = "minimax-m2"
-    tokens = ("<minimax:tool_call>", "</minimax:tool_call>")
-    markers = (tokens[0], '<invoke name="')
-    frame = _invoke_frame("", *tokens)
-    style = TaggedArguments('<parameter name="', '">', "</parameter>\n")
+_MINIMAX = ("<minimax:tool_call>", "</minimax:tool_call>")
+MINIMAX_M2 = PlainFormat(
+    "minimax-m2",
+    _invoke_frame("", *_MINIMAX),
+    (_MINIMAX[0], '<invoke name="'),
+    _MINIMAX,
+    TaggedArguments('<parameter name="', '">', "</parameter>\n"),
+)
 
 
 _DSML = "｜DSML｜"
-
-
-class DeepSeekV32(FramedFormat):
-    """V3.2."""
-
-    name = "deepseek-v3.2"
-    markers = (_DSML, "function_calls>")
-    tokens = (_DSML,)
-    frame = _invoke_frame(_DSML, f"<{_DSML}function_calls>", f"</{_DSML}function_calls>")
-    style = TaggedArguments(
-        f'<{_DSML}parameter name="', '" string="', f"</{_DSML}parameter>\n", typed=('true">', 'false">')
-    )
-
-
-class DeepSeekV4(DeepSeekV32):
-    """V4: as V3.2 with another outer tag."""
-
-    name = "deepseek-v4"
-    markers = (_DSML, "tool_calls>")
-    frame = _invoke_frame(_DSML, f"<{_DSML}tool_calls>", f"</{_DSML}tool_calls>", f'">\n{NEWLINE}')
+_DSML_ARGUMENTS = TaggedArguments(
+    f'<{_DSML}parameter name="', '" string="', f"</{_DSML}parameter>\n", typed=('true">', 'false">')
+)
+DEEPSEEK_V32 = PlainFormat(
+    "deepseek-v3.2",
+    _invoke_frame(_DSML, f"<{_DSML}function_calls>", f"</{_DSML}function_calls>"),
+    (_DSML, "function_calls>"),
+    (_DSML,),
+    _DSML_ARGUMENTS,
+)
+DEEPSEEK_V4 = PlainFormat(  # with another outer tag
+    "deepseek-v4",
+    _invoke_frame(_DSML, f"<{_DSML}tool_calls>", f"</{_DSML}tool_calls>", f'">\n{NEWLINE}'),
+    (_DSML, "tool_calls>"),
+    (_DSML,),
+    _DSML_ARGUMENTS,
+)
