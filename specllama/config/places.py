@@ -15,6 +15,7 @@ from typing import Literal
 import platformdirs
 
 from specllama.config.text_file import expanded
+from specllama.errors import ConfigError
 
 NOWHERE = Path(os.devnull) / "specllama"
 """In place of a directory that there is not: it holds nothing, and nothing can be written there."""
@@ -47,6 +48,29 @@ def is_same(path: Path, other: Path) -> bool:
         return path.samefile(other)
     except OSError:
         return False
+
+
+def in_project(cwd: Path, name: str) -> Path | None:
+    """What has this name in a directory or the nearest one above, up to the repository's root or the home."""
+    for directory in (cwd, *cwd.parents):
+        if os.path.lexists(path := directory / name):
+            return path
+        if (directory / ".git").exists() or directory == home():
+            return None
+    return None
+
+
+def of_user(environ: Mapping[str, str], variable: str, path: Path, what: str) -> Path | None:
+    """A file of the user's own, by its path; None if there is none. variable: that may name it. what: is in
+    it. Raises ConfigError if something else is there, or the variable names no file.
+    """
+    if path.is_file():
+        return path
+    if environ.get(variable):
+        raise ConfigError(f"{variable} names {path}, which is not a file")
+    if path.exists():
+        raise ConfigError(f"{path}, the place of {what}, is not a file", "rename or remove it")
+    return None
 
 
 def user_directory(kind: Literal["config", "cache", "data"]) -> Path:

@@ -13,7 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from specllama.config.options import LONG_FLAGS, STORED
-from specllama.config.places import from_variable, home, is_same, user_directory, working_directory
+from specllama.config.places import (
+    from_variable,
+    in_project,
+    is_same,
+    of_user,
+    user_directory,
+    working_directory,
+)
 from specllama.config.toml_file import read_toml
 from specllama.errors import ConfigError, quoted
 from specllama.option import KINDS, Option, OptionValues, Scope
@@ -110,29 +117,14 @@ def user_path(environ: Mapping[str, str]) -> Path:
 
 
 def user_file(environ: Mapping[str, str]) -> Path | None:
-    """The user's config file, None if there is none. Raises ConfigError if something else is there, or
-    SPECLLAMA_CONFIG names no file."""
-    path = user_path(environ)
-    if path.is_file():
-        return path
-    if environ.get("SPECLLAMA_CONFIG"):
-        raise ConfigError(f"SPECLLAMA_CONFIG names {path}, which is not a file")
-    if path.exists():
-        raise ConfigError(f"{path}, the place of your settings, is not a file", "rename or remove it")
-    return None
+    """The user's config file, None if there is none. Raises ConfigError as `of_user`."""
+    return of_user(environ, "SPECLLAMA_CONFIG", user_path(environ), "your settings")
 
 
 def project_file(cwd: Path, user: Path | None = None) -> Path | None:
-    """specllama.toml in this directory or the nearest one above, up to the repository's root or the home;
-    whatever has that name, unless it is the user's own file.
-    """
-    for directory in (cwd, *cwd.parents):
-        path = directory / PROJECT_FILE
-        if os.path.lexists(path):
-            return None if user is not None and is_same(path, user) else path
-        if (directory / ".git").exists() or directory == home():
-            return None
-    return None
+    """A project's specllama.toml, see `in_project`; whatever has that name, unless it is the user's file."""
+    path = in_project(cwd, PROJECT_FILE)
+    return None if path is None or (user is not None and is_same(path, user)) else path
 
 
 def read_project_file(path: Path, environ: Mapping[str, str]) -> Values:

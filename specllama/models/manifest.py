@@ -14,7 +14,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn
 
-from specllama.config.places import from_variable, home, is_same, user_directory, working_directory
+from specllama.config.places import (
+    from_variable,
+    in_project,
+    is_same,
+    of_user,
+    user_directory,
+    working_directory,
+)
 from specllama.config.toml_file import KeyPath, TomlFile, parse_toml, read_start, read_toml
 from specllama.errors import ConfigError, UsageError, quoted
 from specllama.models.names import BUILT_IN, RepoName, check_file
@@ -356,37 +363,17 @@ def user_path(environ: Mapping[str, str]) -> Path:
 
 
 def user_file(environ: Mapping[str, str]) -> Path | None:
-    """The user's file, None if there is none. Raises ConfigError if something else is there, or
-    SPECLLAMA_MODELS names no file."""
-    path = user_path(environ)
-    if path.is_file():
-        return path
-    if environ.get("SPECLLAMA_MODELS"):
-        raise ConfigError(f"SPECLLAMA_MODELS names {path}, which is not a file")
-    if path.exists():
-        raise ConfigError(f"{path}, the place of your names of models, is not a file", "rename or remove it")
-    return None
+    """The user's file, None if there is none. Raises ConfigError as `of_user`."""
+    return of_user(environ, "SPECLLAMA_MODELS", user_path(environ), "your names of models")
 
 
 def project_file(environ: Mapping[str, str], cwd: Path) -> ManifestFile | None:
-    """The models.toml in this directory or the nearest one above, up to the repository's root or the home.
-    None if that is the shipped one, the user's own, or one of another program: they use that name too.
-
-    Raises ConfigError for one that cannot be used.
+    """A project's models.toml, see `in_project`; None if that is the shipped one, the user's own, or one of
+    another program: they use that name too. Raises ConfigError for one that cannot be used.
     """
-    for directory in (cwd, *cwd.parents):
-        path = directory / FILE
-        if os.path.lexists(path):
-            if any(is_same(path, other) for other in (_shipped(), user_path(environ))):
-                return None
-            return _ours(path)
-        if (directory / ".git").exists() or directory == home():
-            return None
-    return None
-
-
-def _ours(path: Path) -> ManifestFile | None:
-    """A project's file, if it is specllama's. Raises ConfigError."""
+    path = in_project(cwd, FILE)
+    if path is None or any(is_same(path, other) for other in (_shipped(), user_path(environ))):
+        return None
     start = (read_start(path) or b"").decode("utf-8", "replace")
     if SCHEMA.partition("/")[0] not in start and not _TABLES.search(start):
         return None

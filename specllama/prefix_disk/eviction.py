@@ -8,13 +8,13 @@ what is not used sinks without any clock, which may be set back.
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
 from specllama import wire
 from specllama.config.defaults import CACHE_DISK_BYTES, CACHE_DISK_SHARE
+from specllama.config.store import free_bytes
 from specllama.prefix_disk.state_file import StateMeta
 
 _MAX_USES = 1000
@@ -90,10 +90,5 @@ def automatic_budget(directory: Path, held: int = 0) -> int:
     """Bytes for a directory, which may not exist yet: 8 GB, or a tenth of what would be free without it if
     that is less; 0 where nothing is known of the disk. held: bytes that the directory has already.
     """
-    for there in (directory, *directory.parents):
-        try:
-            free = shutil.disk_usage(there).free
-        except OSError:
-            continue
-        return min(CACHE_DISK_BYTES, int(CACHE_DISK_SHARE * (free + held)))
-    return 0
+    free = free_bytes(directory)
+    return 0 if free is None else min(CACHE_DISK_BYTES, int(CACHE_DISK_SHARE * (free + held)))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import stat
 import tempfile
 import time
@@ -93,7 +92,7 @@ def cache(usable: Calibrations, problems: list[Problem]) -> JsonObject:
         "writable": not problem,
         "bytes": n_bytes,
         "bytes_complete": complete,
-        "free_disk": free_disk(path),
+        "free_disk": store.free_bytes(path),
         "calibrations": len(usable),
         "broken": n_files - len(usable),
         "prompts": {"number": len(sizes), "bytes": sum(sizes.values())},
@@ -262,13 +261,3 @@ def directory_size(path: Path) -> tuple[int, bool]:
         if running_time() > ends:
             return total, False
     return total, True
-
-
-def free_disk(path: Path) -> int | None:
-    """Bytes free where a directory is or would be made."""
-    for there in (path, *path.parents):
-        try:
-            return shutil.disk_usage(there).free
-        except OSError:
-            continue
-    return None

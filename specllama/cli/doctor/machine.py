@@ -17,11 +17,12 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import specllama
-from specllama.cli.doctor.files import Problem, directory_size, free_disk, reported, writing_problem
+from specllama.cli.doctor.files import Problem, directory_size, reported, writing_problem
 from specllama.client.client import EngineClient
 from specllama.clock import ended, running_time, wait_until
 from specllama.config import sources
 from specllama.config.places import working_directory
+from specllama.config.store import free_bytes
 from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specllama.errors import EngineDiedError, EngineError, SpecllamaError
 from specllama.gguf.header import read_model
@@ -315,7 +316,7 @@ def hub(environ: Mapping[str, str], probe: Probe, problems: list[Problem]) -> Js
         "cache_writable": not problem,
         "cache_bytes": n_bytes,
         "cache_bytes_complete": complete,
-        "free_disk": free_disk(path),
+        "free_disk": free_bytes(path),
         "endpoint": without_secrets(probe.endpoint),
         "offline": offline,
         "answers": None if offline else not probe.problem,
