@@ -108,9 +108,7 @@ _NUDGE_SECONDS = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """An idle RPC worker. endpoint: as given by the user; address: IPv4:port; devices: (free, total) bytes of
-    each device.
-    """
+    """An idle RPC worker. endpoint: as given; address: IPv4:port; devices: (free, total) bytes of each."""
 
     endpoint: str
     address: str
@@ -172,9 +170,7 @@ def probe_all(
 
 
 def find_workers(endpoints: Iterable[str]) -> list[Worker]:
-    """The workers at all endpoints. Raises NetworkError for the first that cannot be used, UsageError if two
-    endpoints are the same worker.
-    """
+    """All workers. Raises NetworkError for the first unusable one, UsageError for one that is there twice."""
     ready: list[Worker] = []
     for endpoint, answer in probe_all(endpoints):
         if isinstance(answer, SpecllamaError):
@@ -216,9 +212,7 @@ def _hello(
 
 
 def _old_version(endpoint: str, address: tuple[str, int], deadline: float) -> tuple[int, int, int]:
-    """The version of a worker of protocol version 3 or older, whose HELLO has no data: it closes the
-    connection on any other.
-    """
+    """The version of a worker of protocol 3 or older, whose HELLO has no data: else it disconnects."""
     with contextlib.suppress(_ForeignError, OSError), _connect(endpoint, address, deadline) as sock:
         major, minor, patch = _Connection(sock, deadline).request(_HELLO, b"", 3)
         return major, minor, patch

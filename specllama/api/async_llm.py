@@ -159,9 +159,7 @@ class AsyncLLM(BaseLLM):
         return Tokenizer(self._engine)
 
     async def abort(self, request_id: str) -> bool:
-        """End a request: its reader gets the text so far, with the finish_reason "cancel". False where there
-        is no such request.
-        """
+        """End a request: its reader gets the text so far, finish_reason "cancel". False if there is none."""
         inbox = self._running.get(request_id)
         if inbox is not None:
             inbox.abort()

@@ -57,9 +57,7 @@ def report(s: JsonObject) -> str:
 
 
 def sweep_report(s: JsonObject) -> str:
-    """The page of the object of --server --json, likewise: throughput, generation time and first token by
-    concurrency.
-    """
+    """The page of the object of --server --json: throughput, answer time and first token by concurrency."""
     server = s["server"]
     kind = server["build"] or server["owner"]
     about = f"specllama {s['version']}, {s['date']}; {f'{kind}; ' if kind else ''}{sweep.extent(s)}."
@@ -257,9 +255,7 @@ def whiskers(labels: Sequence[str], values: Sequence[Estimate], title: str, line
 def lines(
     series: Mapping[str, Points], title: str, x_name: str, y_name: str = "", percent: bool = False
 ) -> str:
-    """A line through the points of each series; both axes begin at 0. y_name: what the values are, or their
-    unit. percent: they are shares of 1.
-    """
+    """A line a series; both axes begin at 0. y_name: the values, or their unit. percent: shares of 1."""
     texts = []
     for name, points in series.items():
         shown = (f"{100 * y:.0f} %" if percent else f"{y:.4g}" for _, y in points)

@@ -122,9 +122,7 @@ def _row(
         }
 
     def auto_against(other: str | None) -> Estimate | None:
-        """The quotient of the two speed-ups as they are shown, with the interval of the quotient of the
-        answers that both wrote.
-        """
+        """The quotient of the two speed-ups shown, with the interval of that of answers by both."""
         if other is None or AUTO not in cells or (auto := cells[AUTO]["speedup"]) is None:
             return None
         both = speedups[AUTO].keys() & speedups[other].keys()
@@ -162,9 +160,7 @@ def best_fixed(cells: JsonObject) -> str | None:
 
 
 def _differences(answers: Mapping[str, Mapping[Key, BenchSample]]) -> tuple[int, list[JsonObject]]:
-    """How many answers were compared with plain decoding's, and those whose text differs; token: the first
-    that does, from 0.
-    """
+    """Answers compared with plain decoding's, and those whose text differs; token: the first that does."""
     plain, compared, different = answers.get(PLAIN, {}), 0, list[JsonObject]()
     for name, own in answers.items():
         for key in own.keys() & plain.keys() if name not in (PLAIN, LLAMA_CPP) else ():
@@ -234,9 +230,7 @@ def second_point(costs: JsonObject) -> JsonObject | None:
 
 
 def break_even(costs: JsonObject) -> float | None:
-    """The acceptance from which drafts of the length of `second_point` pay, if each token is equally likely;
-    1 if they never pay.
-    """
+    """The acceptance from which drafts as long as `second_point` pay, tokens being alike; 1 for never."""
     second, t1 = second_point(costs), t1_of(costs)
     if second is None or not t1:
         return None

@@ -54,9 +54,7 @@ class SweepSettings:
 
 
 def prompts(workloads: Mapping[str, Sequence[str]], least: int, n: int | None = None) -> list[str]:
-    """n prompts, one of each workload in turn, repeated if there are fewer; without n all of them, repeated
-    up to a multiple of `least`.
-    """
+    """n prompts, one of each workload in turn, repeated if too few; else all, up to a multiple of `least`."""
     mixed = [prompt for turn in zip_longest(*workloads.values()) for prompt in turn if prompt is not None]
     n = n or -(-len(mixed) // least) * least
     return list(islice(cycle(mixed), n))
@@ -322,9 +320,7 @@ def extent(s: JsonObject) -> str:
 
 
 def verdict(s: JsonObject, one_series: str) -> str:
-    """One to three sentences. s: what `summarise` returns. one_series: why there is only one series, "" if
-    there are two.
-    """
+    """One to three sentences. s: of `summarise`. one_series: why there is only one, "" for two."""
     rated = [row for row in s["rows"] if row["tps"]]
     if not rated:
         return "Too little was measured to say anything."

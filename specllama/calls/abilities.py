@@ -131,8 +131,6 @@ def rendered(
 def rendered_text(
     shows: Abilities, messages: Sequence[Mapping[str, Any]], render: Callable[[TemplateData], Rendered]
 ) -> Rendered:
-    """The prompt for messages without tools, calls and results, in a form that the template accepts. Raises
-    what `render` does.
-    """
+    """The prompt for messages without tools and calls, as a template accepts it. Raises as `render`."""
     conversation = settled(messages, shows.system, shows.systems)
     return accepted(conversation, lambda some: render(TemplateData(some, {})))

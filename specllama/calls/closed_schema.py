@@ -43,9 +43,7 @@ class _Closer:
         self._open = set(self._shared(root))  # pointers
 
     def closed(self, schema: Any, stays_open: bool = False, at: str = "#", depth: int = 0) -> Any:
-        """A copy. stays_open: whether another schema names properties of the same value. at: pointer to it,
-        "" where none is needed.
-        """
+        """A copy. stays_open: whether another schema names its properties. at: pointer to it, "" for none."""
         if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
             return schema
         if not stays_open and (merged := self._merged(schema)) is not None:

@@ -73,9 +73,7 @@ class CallCollector:
         self._in_channel = False
 
     def push(self, text: str, runs: Runs, last: bool = False) -> TextPiece:
-        """Add what the model has written. last: it is the end of the answer. Returns the text without calls
-        that is certain by now, which may be empty.
-        """
+        """Add what the model has written. last: the end. Returns the text that is certain, maybe empty."""
         texts: list[TextPiece | ThoughtPiece] = []
         for piece in self._pieces.push(text, runs, last):
             thought = isinstance(piece, ThoughtPiece)

@@ -169,9 +169,7 @@ class FrameReader(StepReader):
             self.scan.drop()
 
     def calls(self, at: int = 0) -> Steps[bool]:
-        """Reads calls that follow one another, from the next character or a later one. Returns False, with
-        nothing read, if there is none.
-        """
+        """Reads calls that follow one another, from `at` on; False, with nothing read, if there is none."""
         self.scan.at = at
         known = bool(self._names) and (yield from self.passes(self._open))
         name = (yield from self.name()) if known else None

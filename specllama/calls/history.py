@@ -100,9 +100,7 @@ def results_as_text(messages: Messages) -> Messages:
 
 
 def reasoning_apart(messages: Sequence[Mapping[str, Any]]) -> Messages:
-    """The messages, with the reasoning between tags with which texts of the assistant begin as
-    `reasoning_content`.
-    """
+    """The messages, with the reasoning in tags with which answers begin as `reasoning_content`."""
     rewritten = Messages()
     for message in messages:
         text = message.get("content")
@@ -131,9 +129,7 @@ def with_arguments(messages: Messages, change: Callable[[Any], Any]) -> Messages
 
 
 def with_ids(messages: Messages, new: Callable[[str, str, int], str]) -> Messages:
-    """The messages with other ids of calls. new: from (id, name of the tool, number of the call in the
-    conversation) to the new id.
-    """
+    """The messages with other ids of calls. new: from (id, tool's name, number of the call) to the id."""
     ids, n = dict[str, str](), 0
 
     def changed(call: JsonObject) -> JsonObject:
@@ -256,9 +252,7 @@ def settled(messages: Sequence[Mapping[str, Any]], system: bool, systems: bool) 
 
 
 def accepted(messages: Messages, render: Callable[[Messages], Rendered]) -> Rendered:
-    """Render the messages or, where the template refuses them, other forms of them. Raises the error of the
-    messages as they are.
-    """
+    """Render the messages or, where refused, other forms of them. Raises the error of the first form."""
     problem: SpecllamaError | None = None
     for form in _forms(messages):
         try:
@@ -272,9 +266,7 @@ def accepted(messages: Messages, render: Callable[[Messages], Rendered]) -> Rend
 
 
 def _forms(messages: Messages) -> Iterator[Messages]:
-    """The messages as they are; with neighbours of the same role as one; with the turns between that
-    templates which demand alternation expect.
-    """
+    """The messages as they are; with neighbours of a role joined; with turns so that roles alternate."""
     yield messages
     joined = _joined(messages)
     if joined != messages:
@@ -311,9 +303,7 @@ def _merged(one: Mapping[str, Any], other: Mapping[str, Any]) -> Message:
 
 
 def _bridged(messages: Messages) -> Iterator[Message]:
-    """Before a first answer a message of the user, after a result, or a call without one, an answer before
-    the user's next message.
-    """
+    """With a first message of the user, and an answer between a result, or an open call, and the user."""
     last: Mapping[str, Any] | None = None
     for message in messages:
         role = message.get("role")

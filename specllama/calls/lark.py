@@ -45,9 +45,7 @@ class Lark:
         return " ".join(items)
 
     def until(self, marker: str, terminal: str = "TEXT") -> str:
-        """Items that match any text (or a terminal) and the marker that ends it, which the text does not
-        contain.
-        """
+        """Items that match any text (or a terminal) without the marker, and the marker that ends it."""
         marker, newline, more = marker.partition(NEWLINE)
         if newline:
             return f"{self.until(marker, terminal)} {self.text(newline + more)}"

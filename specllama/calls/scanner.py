@@ -62,9 +62,7 @@ Piece = TextPiece | ThoughtPiece | OpenPiece | ArgumentsPiece | ClosePiece
 
 
 class CallReader(Protocol):
-    """Reads the calls in one answer as it arrives, after the reasoning. It never raises, whatever the model
-    writes: what is no call is text.
-    """
+    """Reads the calls in an answer, after the reasoning. Never raises: what is no call is text."""
 
     def push(self, text: str, runs: Runs) -> list[Piece]:
         """Add text; returns the pieces that are certain by now. runs: (characters, source) of `text`."""

@@ -201,9 +201,7 @@ _PLAIN: Mapping[str, Callable[[Any], bool]] = {
 
 @functools.lru_cache(maxsize=512)
 def checked(text: str) -> tuple[str, bool]:
-    """(What llguidance does not support in a schema, "" if it supports it all; whether the rest can be
-    used).
-    """
+    """(What llguidance does not support in a schema, "" for nothing; whether the rest can be used)."""
     from llguidance import LLMatcher, LLParserLimits
 
     limits = LLParserLimits(max_grammar_size=10_000)
@@ -265,9 +263,7 @@ class Arguments:
 
 
 def arguments(tools: Tools) -> list[Arguments]:
-    """The arguments of the tools that may be called, in order. Raises UsageError for a schema of a strict
-    tool that cannot be used.
-    """
+    """The arguments of the tools that may be called. Raises UsageError for an unusable strict schema."""
     bounded, sizes = list[Arguments](), dict[str, int]()  # of schemas by their texts
     for tool in tools.allowed:
         if not tool.parameters:
@@ -296,9 +292,7 @@ def notes(tools: Tools) -> list[Note]:
 
 
 def bodies(tools: Tools) -> list[tuple[Mapping[str, Any], list[str]]]:
-    """(schema, names of the tools with it), so that tools with the same share their rules. Raises UsageError
-    as `arguments` does.
-    """
+    """(schema, names of its tools): tools with the same share rules. Raises UsageError as `arguments`."""
     by_text: dict[str, tuple[Mapping[str, Any], list[str]]] = {}
     for one in arguments(tools):
         by_text.setdefault(json.dumps(one.schema), (one.schema, []))[1].append(one.tool.name)
@@ -361,7 +355,5 @@ def answer_schema(text: str, strict: bool, is_open: bool) -> tuple[str, str]:
 
 
 def answer_text(schema: str | Mapping[str, Any] | bool) -> str:
-    """The schema of an answer without calls (JSON text or an object) as an item of a grammar, with the limits
-    of `text.grammar`. Raises UsageError.
-    """
+    """The schema of an answer without calls as an item of a grammar, within its limits. Raises UsageError."""
     return json_text(parsed(schema), lenient=False)

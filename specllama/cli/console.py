@@ -210,9 +210,7 @@ def _shown(stream: IO[str], text: str) -> str:
 
 
 def _message(text: str, before: str = "") -> str:
-    """A text for stderr, its lines wrapped at words where the width is known. before: what stands before the
-    first line.
-    """
+    """A text for stderr, wrapped at words where the width is known. before: stands before the first line."""
     lines, width = list[str](), columns(sys.stderr) if sys.stderr.isatty() else None
     for line in _shown(sys.stderr, with_option_names(text, as_flag)).split("\n"):
         first = "" if lines else before

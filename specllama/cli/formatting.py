@@ -161,9 +161,7 @@ def write_all(stream: TextIO, text: str) -> None:
 
 
 def check_written(stream: TextIO) -> None:
-    """Raises OSError for what the system reports only when a file is closed, as on a network's file
-    system.
-    """
+    """Raises OSError for what is reported only when a file is closed, as on a network's file system."""
     try:
         number = os.dup(stream.fileno())
     except (OSError, ValueError):  # no file, or closed

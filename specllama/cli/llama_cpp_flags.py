@@ -149,8 +149,6 @@ def without_them(arguments: Sequence[str], options: Iterable[Option]) -> tuple[l
 
 
 def _check_value(flag: str, option: Option, rest: Sequence[str]) -> None:
-    """Raises UsageError for a flag whose value, one of some words, is missing. A negative number is a value,
-    which its reader judges.
-    """
+    """Raises UsageError for a flag without its value, one of some words; a negative number is a value."""
     if option.values and (not rest or (rest[0].startswith("-") and not _NEGATIVE.fullmatch(rest[0]))):
         raise UsageError(f"{flag} needs a value: {option.values}")

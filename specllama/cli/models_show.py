@@ -154,9 +154,7 @@ _MUCH_SMALLER = 2  # a draft reads at most the target's bytes per token divided 
 
 
 class DraftFound(NamedTuple):
-    """A draft for a model. name: for -md. where: "on disk", a path, or how to get it.
-    why: the verdict on it.
-    """
+    """A draft for a model. name: for -md. where: "on disk", a path, how to get it. why: the verdict."""
 
     name: str
     where: str

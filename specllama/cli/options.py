@@ -125,9 +125,7 @@ def mapped_errors(kind: type[SpecllamaError], what: str, hint: str = "") -> Iter
 
 
 def refuse_stdout(name: str, what: str) -> None:
-    """Raise UsageError if a file to write is named -, which elsewhere is a standard stream. what: the option
-    or argument that names it.
-    """
+    """Raise UsageError for a file to write that is -, a standard stream elsewhere. what: what names it."""
     if name == "-":
         raise UsageError(f"{what} must be the path of a file: - for standard output is not possible here")
 

@@ -131,7 +131,5 @@ def library(verify: bool = True, models_dir: str = "") -> Library:
 
 
 def prepared(settings: LoadSettings, v: Mapping[str, Any]) -> LoadSettings:
-    """The settings with paths instead of names, after both models are on disk. v: option values by name.
-    Raises what prepare raises.
-    """
+    """The settings with paths, once both models are on disk. v: option values. Raises as `prepare`."""
     return prepare.prepare(library(models_dir=v.get("models_dir", "")), settings, v.get("force", False))

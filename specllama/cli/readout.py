@@ -102,9 +102,7 @@ def lines(
 
 
 def verdict(stats: RunStats, plain: PlainRate, off: str = "", advice: str = "") -> str:
-    """One line: whether the answer was faster or slower than plain decoding, or why that is unknown. off,
-    advice: as for `lines`.
-    """
+    """One line: faster or slower than plain decoding, or why that is unknown. off, advice: as for `lines`."""
     if not _drafted(stats):
         return f"nothing was drafted: {off}" if off else "nothing was drafted"
     measured = gain(stats, plain)
@@ -145,9 +143,7 @@ def _rate(label: str, n: int, seconds: float, tps: float | None) -> str:
 
 
 def as_json(answer: GenerationResult, plain: PlainRate, info: LoadInfo) -> JsonObject:
-    """The object of `--json`: schema specllama.run/1. Times in seconds unless named ms; unknown figures are
-    null.
-    """
+    """The object of `--json`, specllama.run/1: seconds unless named ms; unknown figures are null."""
     stats, off_reason = answer.stats, answer.off_reason
     measured = gain(stats, plain)
     models = {

@@ -235,9 +235,7 @@ def format_groups(command: Any, ctx: Any, formatter: Any) -> None:
 
 
 def format_examples(entry: CommandEntry, formatter: Any) -> None:
-    """Write the examples of a command: indented lines as they are, so that they can be copied, others as
-    paragraphs.
-    """
+    """Write the examples of a command: indented lines as they are, to be copied, others as paragraphs."""
     lines = entry.examples().strip("\n").splitlines()
     if lines:
         formatter.write_paragraph()

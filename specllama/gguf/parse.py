@@ -134,9 +134,7 @@ FILE_TYPE_GUESSED = 1024  # flag in general.file_type: the converter guessed
 
 
 def row_bytes(type_name: str, n_elements: int) -> int:
-    """Bytes of `n_elements` of a type (name in any case), in whole blocks. Raises KeyError for an unknown
-    name.
-    """
+    """Bytes of `n_elements` of a type, in any case, in whole blocks. Raises KeyError for an unknown one."""
     kind = TYPE_BY_NAME[type_name.lower()]
     return -(-n_elements // kind.block_size) * kind.block_bytes
 

@@ -108,9 +108,7 @@ def _coverage(header: Header) -> float | None:
 
 
 def _rest(header: Header, n: int) -> dict[str, Any]:
-    """Fields of TrimInfo about the embeddings of the n other tokens, none where the file has none. Raises
-    GGUFError where they are not whole.
-    """
+    """Fields about the embeddings of the n other tokens, if any. Raises GGUFError unless they are whole."""
     key = f"{PREFIX}embeddings_offset"
     offset = header.integer(key)
     if not offset:

@@ -41,9 +41,7 @@ def read_head(header: Header) -> HeadInfo | None:
 
 
 def file_head(header: Header) -> HeadInfo | None:
-    """The head that a file is, None for a model, with a head inside or without. Raises GGUFError as
-    `read_head`.
-    """
+    """The head that a file is, None for a model, with a head or without. Raises GGUFError as `read_head`."""
     return read_head(header) if is_head_file(header) else None
 
 

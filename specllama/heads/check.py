@@ -1,6 +1,4 @@
-"""Checks that llama.cpp could load a model or a head with this header without an exception or abort. Reads no
-file.
-"""
+"""Checks that llama.cpp could load a model or a head without an exception or abort. Reads no file."""
 
 from __future__ import annotations
 

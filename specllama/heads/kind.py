@@ -189,9 +189,7 @@ def read_layers(header: Header) -> tuple[int, ...]:
 
 
 def layer_refusals(target: Header, head: HeadInfo, last: frozenset[str]) -> Iterator[str]:
-    """Of a head that reads the inputs of layers. last: architectures that hand out the output of the last one
-    in the way in which the head reads it.
-    """
+    """Of a head that reads layers. last: architectures that hand the last one's output out for it."""
     yield from width_refusals(head.n_embd_target, target.n_embd)
     architecture, n_layer = target.architecture, target.n_layer_trunk
     if max(head.target_layers) > n_layer:
@@ -220,9 +218,7 @@ def width_refusals(wanted: int, there: int) -> Iterator[str]:
 
 
 def n_proposed(header: Header, own_output: bool) -> int:
-    """Tokens that a head proposes. own_output: whether it has an output matrix. Raises GGUFError for a
-    tensor d2t that does not fit.
-    """
+    """Tokens that a head proposes. own_output: it has an output matrix. Raises GGUFError for a wrong d2t."""
     info = next((t for t in header.tensors if t.name == "d2t"), None)
     if info is None:
         return header.n_vocab

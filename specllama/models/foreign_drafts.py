@@ -1,6 +1,4 @@
-"""Drafts of another vocabulary for a target that has none of its own: which `-md auto` uses, which `tune`
-tries.
-"""
+"""Drafts of another vocabulary for a target without its own: which `-md auto` uses, which `tune` tries."""
 
 from __future__ import annotations
 
@@ -134,9 +132,7 @@ def foreign_draft(
 
 
 def left_out(target: str, header: Header) -> str:
-    """The draft that `-md auto` leaves out as it does not pay, and its measurement; "" where there is none.
-    target: its path, header: its header.
-    """
+    """The draft that `-md auto` leaves out, and its measurement, "" for none; path and header: target's."""
     best = _best(target, header)
     if best is None or best[0].pays:
         return ""
@@ -160,9 +156,7 @@ def _name(record: DraftRecord) -> str:
 
 
 def _shared(record: DraftRecord, target: str, header: Header) -> Overlap | None:
-    """The overlap of the vocabularies, None where the draft is not the one that was measured. Raises
-    SpecllamaError, OSError where it cannot be read.
-    """
+    """What is shared, None for another draft than the measured one. Raises SpecllamaError, OSError."""
     draft = read_model(record.path)
     if identity(draft) != record.model or (target and os.path.samefile(record.path, target)):
         return None

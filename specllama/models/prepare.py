@@ -99,9 +99,7 @@ def pair_on_disk(library: Library, target: str, draft: str, draft_vocab: str = "
 
 
 def find_draft(library: Library, name: str, argument: str) -> ResolvedModel:
-    """The draft with this name, on disk or else on the hub: that of the embedded pair is called as its
-    target. Raises what Library.find raises.
-    """
+    """The draft of this name; the embedded pair's is called as its target. Raises as Library.find."""
     return _embedded_draft() if name == PYDOC else library.find(name, argument)
 
 
@@ -245,9 +243,7 @@ def own_draft(library: Library, target: ResolvedModel, header: Header) -> Resolv
 
 
 def _listed_draft(library: Library, target: ResolvedModel, header: Header) -> ResolvedModel | None:
-    """The draft that models.toml names for a target, if it is on disk and compatible; a note says why it is
-    not used.
-    """
+    """The draft in models.toml, if it is on disk and compatible; a note says why it is not used."""
     from specllama.pair.check import check_any
 
     draft, known = library.draft_for(target)

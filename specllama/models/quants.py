@@ -109,9 +109,7 @@ def _is_other(path: str) -> bool:
 
 
 def find_models(paths: Iterable[str]) -> list[ModelFiles]:
-    """The models among the paths, sorted by name, unsplit ones first. A name that claims more than MAX_PARTS
-    parts is taken for that of an unsplit model.
-    """
+    """The models among the paths, sorted, unsplit ones first; over MAX_PARTS parts count as unsplit."""
     return _grouped(path for path in paths if not is_sidecar(path))
 
 

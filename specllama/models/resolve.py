@@ -114,9 +114,7 @@ class Library:
 
     @property
     def own_files(self) -> list[OwnFile]:
-        """The models outside the hub's cache that have names: those of models.toml and of folders of models,
-        as they are now. Raises ConfigError.
-        """
+        """Models with names outside the cache: in models.toml and folders, as of now. Raises ConfigError."""
         known = self.manifest
         models_dir = self._models_dir or self.environ.get(MODELS_DIR, "")
         if models_dir and not os.path.isdir(os.path.expanduser(models_dir)):
@@ -226,9 +224,7 @@ class Library:
         return ResolvedModel(parsed, listing=listing, files=files)
 
     def _unverified(self, listing: Listing, paths: Sequence[str]) -> Listing:
-        """The listing with files whose hash the hub does not give. Raises IntegrityError if that is refused,
-        or the size is not known either.
-        """
+        """The listing with files without a hash. Raises IntegrityError if refused, or without a size."""
         from specllama.models.hub.api import HubFile
 
         what = f"{self.hub.endpoint} gives no hash for {paths[0]} of {listing.name.repo}"
@@ -250,18 +246,14 @@ class Library:
         return replace(listing, files=files)
 
     def listing(self, where: RepoName, name: str = "") -> Listing:
-        """The hub's listing of a repository, requested once. name: what the user calls the model. Raises what
-        `Hub.listing` raises.
-        """
+        """A repository's listing, requested once. name: as the user says it. Raises as `Hub.listing`."""
         key = RepoName(where.repo, "", where.revision)
         if key not in self._listings:
             self._listings[key] = self.hub.listing(key, name or str(where))
         return self._listings[key]
 
     def header(self, model: ResolvedModel) -> Header:
-        """The model's header, from disk or by Range requests. Raises what `read_model` and `remote_header`
-        raise.
-        """
+        """The model's header, from disk or by Range requests. Raises as `read_model` and `remote_header`."""
         from specllama.gguf.header import read_model
 
         if model.path or model.listing is None or model.files is None:
@@ -290,9 +282,7 @@ class Library:
         return self.manifest.of_repo("/".join(first.split("--")[1:]))
 
     def built_in(self, name: str) -> Path:
-        """The path of a built-in model, for the embedded pair that of its target. Raises NotFoundError if the
-        demo model is not on disk.
-        """
+        """A built-in model's path, of a pair the target's. Raises NotFoundError without the demo model."""
         return DemoStore(self.environ).require() if name == DEMO else EMBEDDED_TARGET
 
     def _path(self, parsed: ParsedName, argument: str) -> str:

@@ -389,9 +389,7 @@ def write_trimmed(
 
 
 def set_embeddings(path: Path, offset: int, scale: float) -> None:
-    """Write the place of the other tokens' embeddings into a finished file; 0 for none, which removes them.
-    Raises OSError, GGUFError.
-    """
+    """Write where the other tokens' embeddings are into a file; 0 removes them. Raises OSError, GGUFError."""
     with FileSource(path) as opened:
         entries = parse(opened).entries
     with open(path, "rb+") as file:

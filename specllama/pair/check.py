@@ -107,9 +107,7 @@ def check_pair(target: Header, draft: Header) -> PairVerdict:
 
 
 def _whole(kept: Vocab, trim: TrimInfo, target: Vocab) -> Vocab:
-    """The vocabulary of a trimmed draft with the ids of its source; the tokens that it lacks have the texts
-    of the target's.
-    """
+    """A trimmed draft's vocabulary with its source's ids; tokens that it lacks have the target's texts."""
     texts = [*target.texts[: trim.n_vocab], *[b""] * (trim.n_vocab - len(target.texts))]
     for token, text in zip(trim.ids.tolist(), kept.texts, strict=True):
         texts[token] = text
@@ -163,9 +161,7 @@ class HeadVerdict:
 
 
 def check_any(target: Header, draft: Header) -> PairVerdict | HeadVerdict:
-    """Whether a draft, a model or a head, can propose tokens for a target. Raises GGUFError for an incomplete
-    head.
-    """
+    """Whether a draft, a model or a head, can propose tokens. Raises GGUFError for an incomplete head."""
     head = file_head(draft)
     return check_pair(target, draft) if head is None else check_head(target, head)
 
@@ -208,9 +204,7 @@ def _refusals(target: Header, head: HeadInfo) -> Iterator[str]:
 
 
 def step_bytes(target: Header, head: HeadInfo) -> int:
-    """Bytes of weights that a step of a head reads, with the target's output matrix if it has none. A block
-    drafter drafts a block in a step.
-    """
+    """Bytes of weights that a step of a head, or a block, reads, the target's output included if needed."""
     lookups = (
         "token_embd.weight", "embed_tokens.weight", "markov_w1.weight",
         "selector_predecessor.weight", "selector_successor.weight",

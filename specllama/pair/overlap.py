@@ -194,9 +194,7 @@ def _special(
 
 
 def _turn_end(header: Header, tokens: TokenBytes) -> int | None:
-    """The token that ends a turn in a chat: named by the header, or by its usual texts; else the one that
-    ends a text.
-    """
+    """The token that ends a turn: named by the header, by its usual texts, or the one that ends a text."""
     if (named := named_id(header, tokens.vocab, "eot")) is not None:
         return named
     texts = (b"<|im_end|>", b"<|eot_id|>", b"<end_of_turn>", b"<turn|>", b"<|end|>", b"<end_of_utterance>")

@@ -212,9 +212,7 @@ KINDS = ("bpe", "spm", "ugm")  # the tokenizers whose texts are understood
 
 @dataclass(frozen=True, eq=False)
 class TokenBytes:
-    """pieces: by id, the bytes of an ordinary token, empty for others. special: control tokens and those that
-    end a generation, by text.
-    """
+    """pieces: bytes by id, empty for tokens with a meaning. special: control tokens and ends, by text."""
 
     vocab: Vocab
     pieces: list[bytes]
@@ -308,9 +306,7 @@ class Overlap:
 
 
 def stand_ins(target: Header, draft: Header) -> Callable[[int], int]:
-    """From a target's id to the draft's own id of the longest token that the target's token ends with; 0
-    where there is none.
-    """
+    """From a target's id to the draft's id of the longest token that the target's ends with, 0 for none."""
 
     @cache
     def own_ids() -> dict[bytes, int]:

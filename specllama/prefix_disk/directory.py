@@ -185,16 +185,12 @@ class StateDirectory:
                 path.unlink(missing_ok=True)
 
     def publish(self, path: Path, name: str) -> None:
-        """Give an unfinished file, which is whole and synced, its name; with the lock. Raises OSError, also
-        where somebody has removed it.
-        """
+        """Give an unfinished file, whole and synced, its name; with the lock. Raises OSError."""
         path.replace(self.path / name)
         sync_folder(self.path)
 
     def sweep(self) -> int:
-        """Remove what killed processes have left unfinished; returns how many files. To be called with the
-        lock. Raises OSError.
-        """
+        """Remove what killed processes have left; returns how many files. With the lock. Raises OSError."""
         n = 0
         for name, _ in list(self._files()):
             path = self.path / name

@@ -256,9 +256,7 @@ class DiskStore:
             return True
 
     def flush(self, timeout_s: float) -> bool:
-        """Write what waits, as fast as the disk can, for at most `timeout_s`. Returns whether all is written
-        or given up.
-        """
+        """Write what waits, as fast as the disk can, for at most `timeout_s`; False if some is left."""
         if self._thread is None:
             return True
         self._set_hurry(True)
@@ -366,9 +364,7 @@ class DiskStore:
             self._index.refresh()
 
     def _write(self, record: PrefixRecord) -> None:
-        """Write a state, unless it is there, or worth less than what would have to go. Raises OSError,
-        AbandonedError.
-        """
+        """Write a state, unless it is there, or worth too little. Raises OSError, AbandonedError."""
         directory = self._directory
         directory.open(create=True)
         self._refresh()

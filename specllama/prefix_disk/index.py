@@ -114,9 +114,7 @@ class StateIndex:
 
 
 class _Sorted:
-    """States in the order of their ids' bytes, in which those that have most in common with a text stand next
-    to where it would stand.
-    """
+    """States in the order of their ids' bytes: those alike stand next to where a text would stand."""
 
     def __init__(self) -> None:
         self._ids: list[bytes] = []

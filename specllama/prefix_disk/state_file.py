@@ -76,9 +76,7 @@ class StateMeta:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class State:
-    """A state on disk. name: of its file, "" in no directory. ids: int32, little-endian. checksums: one a
-    block. file_bytes: of the whole file.
-    """
+    """A state on disk. name: of its file, "" for none. ids: int32, little-endian. checksums: by block."""
 
     name: str
     meta: StateMeta
@@ -164,9 +162,7 @@ def read_state(number: int, secret: bytes, name: str = "") -> State:
 
 
 def read_parts(number: int, state: State, names: Collection[str] | None = None) -> dict[str, memoryview]:
-    """The parts with these names, all for None, each in writable memory of its own, checked block by block.
-    Raises BadStateFileError, OSError.
-    """
+    """The named parts, or all, each in memory of its own, checked. Raises BadStateFileError, OSError."""
     data: dict[str, memoryview] = {}
     at, checksums = state.file_bytes - state.meta.n_bytes, iter(state.checksums)
     for name, n_bytes in state.meta.parts:
@@ -185,9 +181,7 @@ def read_parts(number: int, state: State, names: Collection[str] | None = None) 
 
 
 def read_beginning(number: int, n_bytes: int, goes_on: Callable[[], bool]) -> int:
-    """Read at most so many bytes of a file while it goes on, and forget them; returns how many these were.
-    Raises OSError.
-    """
+    """Read and forget at most so many bytes while it goes on; returns how many. Raises OSError."""
     at = 0
     while at < n_bytes and goes_on() and (block := os.pread(number, min(BLOCK, n_bytes - at), at)):
         at += len(block)

@@ -1,6 +1,4 @@
-"""Turns the bytes of tokens into text: complete characters only, never a stop string or part of one, and no
-line that is indented too little.
-"""
+"""Turns the bytes of tokens into text: whole characters, no stop string, no line indented too little."""
 
 from __future__ import annotations
 
@@ -20,9 +18,7 @@ MAX_HEADER = 400  # characters
 
 
 class RunBuffer:
-    """A queue of characters: text that has arrived and not left yet, and the source of each run. text: all
-    of it.
-    """
+    """A queue of characters that have arrived and not left, and the source of each run. text: all of it."""
 
     def __init__(self) -> None:
         self.text = ""

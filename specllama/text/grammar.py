@@ -88,9 +88,7 @@ _START = threading.Lock()  # the stack size of new threads is a setting of the w
 
 
 def with_large_stack(work: Callable[[], _Result]) -> _Result:
-    """The result of `work`, run in a thread of its own whose stack is freed with it. Raises what it raises,
-    ResourceError without memory for the stack.
-    """
+    """The result of `work` in a thread with a large stack. Raises what it raises, ResourceError."""
     done = Future[_Result]()
 
     def run() -> None:

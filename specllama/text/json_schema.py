@@ -175,9 +175,7 @@ def excess(schema: Mapping[str, Any]) -> str:
 
 
 def shape(value: Any) -> tuple[int, int]:
-    """(levels of nesting, objects and lists) of a JSON value, computed without recursion: it may be nested
-    deeply.
-    """
+    """(levels, objects and lists) of a JSON value, without recursion: it may be nested deeply."""
     deepest, n, todo = 0, 0, [(value, 1)]
     while todo:
         item, level = todo.pop()

@@ -38,9 +38,7 @@ class PromptPart:
 
 
 class ControlTexts:
-    """Finds the texts of control tokens, of which a vocabulary may have thousands. Texts of one character are
-    ignored: they would match everywhere.
-    """
+    """Finds the texts of control tokens, maybe thousands; those of one character would match everywhere."""
 
     def __init__(self, texts: Iterable[str]) -> None:
         self._texts = frozenset(t for t in texts if len(t) > 1)

@@ -34,9 +34,7 @@ def closing_tag(prompt: str) -> str:
 
 
 def thought_apart(text: str) -> tuple[str, str] | None:
-    """(The reasoning, the rest) of an answer that begins with its reasoning in tags, None for others. Without
-    the closing tag all of it is reasoning.
-    """
+    """(Reasoning, rest) of an answer that begins with reasoning in tags, closed or not; None for others."""
     begun = text.lstrip()
     opening = next((tag for tag in TAGS if begun.startswith(tag)), None)
     if opening is None:
@@ -46,9 +44,7 @@ def thought_apart(text: str) -> tuple[str, str] | None:
 
 
 def is_over(prompt: str, channel: tuple[str, str] | None = None) -> bool:
-    """Whether the prompt ends after reasoning, as where a template switches it off with an empty one.
-    channel: tags of the model's family besides TAGS.
-    """
+    """Whether the prompt ends after reasoning, maybe empty. channel: the family's tags besides TAGS."""
     return prompt.rstrip().endswith((*TAGS.values(), *(channel or ())[1:]))
 
 

@@ -178,9 +178,7 @@ async def _measure(plan: ServerPlan, into: ServerBenchResults) -> None:
 
 
 def _series(about: ServerInfo) -> tuple[Sequence[str], str]:
-    """The series to measure, and why there is only one. Requests switch speculation off by a field that only
-    specllama knows; it is sent to no other server.
-    """
+    """The series, and why there is only one. The field that switches drafts off is only specllama's."""
     if about.owner != "specllama":
         owner = f", its models are owned by {about.owner[:40]!r}" if about.owner else ""
         why = f"only specllama serve lets a request switch speculation off, and this is none{owner}"

@@ -33,9 +33,7 @@ _WIDTHS_SHOWN = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 48, 64)
 
 
 def lines(s: JsonObject, answers: Sequence[str], width: int | None) -> Iterator[str]:
-    """All tables, no line longer than `width` where possible, the verdict and the answers after it. s: the
-    object of --json.
-    """
+    """All tables, lines within `width` where possible, verdict and answers. s: the object of --json."""
     yield from wrapped(_head(s), width)
     yield from wrapped(
         f"{s['answers']} of {counted(s['planned'], 'answer')}, {extent(s['settings'])}, measured in "

@@ -116,9 +116,7 @@ def _saver(values: Mapping[str, Any], library: ChatLibrary, taken: SavedChat | N
 
 
 def _may_drop(reader: InputReader, always: bool) -> Callable[[], bool] | None:
-    """Whether the oldest turns may be dropped when the context is full: the user is asked (Ctrl-C means no),
-    a script uses --drop-oldest.
-    """
+    """Whether the oldest turns may go: the user is asked (Ctrl-C: no), a script has --drop-oldest."""
     if always or not reader.interactive:
         return (lambda: True) if always else None
 
@@ -167,9 +165,7 @@ def _greet(session: ChatSession, show_draft: bool) -> None:
 
 
 def _converse(session: ChatSession, reader: InputReader) -> int:
-    """Answer inputs until they end or the user leaves. Returns the exit code, from a pipe that of the first
-    error.
-    """
+    """Answer inputs until the user leaves. Returns the exit code, from a pipe that of the first error."""
     code = 0
     while True:
         try:

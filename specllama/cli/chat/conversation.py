@@ -80,9 +80,7 @@ class Conversation:
         return bool(self.turns) and self.turns[-1].answer is None
 
     def messages(self, answered: bool = True, first: int = 0) -> list[JsonObject]:
-        """The messages for the chat template, from the turn `first` on; without `answered` the last answer is
-        left out.
-        """
+        """The messages for the template, from the turn `first` on, the last answer only if `answered`."""
         messages: list[JsonObject] = [{"role": "system", "content": self.system}] if self.system else []
         for turn in self.turns[first:]:
             messages += turn_messages(turn, answered or turn is not self.turns[-1])
@@ -120,9 +118,7 @@ class Conversation:
         return [i for i in range(1, len(self.turns)) if not self.turns[i].results]
 
     def trim(self, n: int | None = None) -> int:
-        """Move the oldest n turns to `dropped`; returns how many. None: one or more, until at most half of
-        the text or only the last turn is left.
-        """
+        """Move the oldest n turns to `dropped`; returns how many. None: until half of the text is left."""
         if n is None:
             sizes = [len(turn.message) + len(turn.answer or "") for turn in self.turns]
             n = 1

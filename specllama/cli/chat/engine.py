@@ -56,9 +56,7 @@ class ChatEngine:
         self._client.close()
 
     def load(self, structured: bool = False) -> None:
-        """Load the models and show the start line. Raises what EngineClient.load raises, and what the chat
-        template raises for a message.
-        """
+        """Load the models, show the start line. Raises as EngineClient.load, and as the template."""
         self._loaded = self._info = load(self._client, self.settings, self._verbose, self.measure_when_idle)
         console.note(readout.start_line(self.info, structured))
         for note in self.info.notes:

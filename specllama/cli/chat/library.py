@@ -97,9 +97,7 @@ class ChatLibrary:
         return list(self._chats())
 
     def names(self, other_than: Path | None = None) -> list[str]:
-        """The names of all conversations but one, the newest first; quicker than to read them. Raises
-        ResourceError.
-        """
+        """All names but one, the newest first; quicker than to read the chats. Raises ResourceError."""
         return [_name_in(path) for path, _ in self._files() if path != other_than]
 
     def last(self) -> tuple[SavedChat, Sequence[SavedChat]]:
@@ -167,9 +165,7 @@ class ChatLibrary:
 
 
 def held(path: Path, name: str = "") -> FileLock:
-    """The lock of a conversation, held until it is released or the process ends. Raises ResourceError where
-    another chat has it, OSError.
-    """
+    """The lock of a conversation, until released. Raises ResourceError where another chat has it, OSError."""
     lock = FileLock(_lock_file(path), timeout=0, mode=0o600)
     try:
         lock.acquire()
@@ -190,9 +186,7 @@ def command(name: str) -> str:
 
 
 def to_remove(name: str, chats: Sequence[SavedChat]) -> SavedChat:
-    """As `named`, but only by the whole name or at least 6 letters of the id: nothing brings it back. Raises
-    NotFoundError.
-    """
+    """As `named`, by the whole name or 6 letters of the id: nothing brings it back. Raises NotFoundError."""
     chat = named(name, chats)
     if _folded(chat.name) != _folded(name) and not (len(name) >= _OF_ID and chat.id.startswith(name)):
         raise NotFoundError(
@@ -203,9 +197,7 @@ def to_remove(name: str, chats: Sequence[SavedChat]) -> SavedChat:
 
 
 def named(name: str, chats: Sequence[SavedChat]) -> SavedChat:
-    """The conversation of this name, whatever the case of its letters, or else the only one whose name or id
-    begins so. Raises NotFoundError.
-    """
+    """The conversation of this name, in any case, or the only one that begins so. Raises NotFoundError."""
     wanted = _folded(name)
     same = [chat for chat in chats if chat.name == name] or [
         chat for chat in chats if _folded(chat.name) == wanted
@@ -292,9 +284,7 @@ class ChatSaver:
             self.path, self._is_new = chat.path, False
 
     def save(self, conversation: Conversation) -> None:
-        """Write the conversation, where it has changed since; a new one gets a name. One without turns is not
-        kept.
-        """
+        """Write the conversation, where it has changed; a new one gets a name. One without turns goes."""
         if self.library is None:
             return
         try:

@@ -114,9 +114,7 @@ def _text(value: Any) -> str:
 
 
 def read_tools(path: str) -> Tools | None:
-    """The tools in a file: a list of tools as the OpenAI API takes them, or an object with such a list as
-    "tools". Raises NotFoundError, UsageError.
-    """
+    """The tools in a file: a list as in the OpenAI API, or "tools". Raises NotFoundError, UsageError."""
     try:
         tools = json.loads(read_text(path, "tools"))
     except (ValueError, RecursionError) as error:

@@ -1,6 +1,4 @@
-"""Input at a terminal: editing, history, completion of commands, several lines. The only module that
-imports prompt_toolkit.
-"""
+"""Input at a terminal: editing, history, completion, several lines. Alone imports prompt_toolkit."""
 
 from __future__ import annotations
 
@@ -82,9 +80,7 @@ class LineReader:
         self._n_lines = 0
 
     def read(self) -> UserInput | None:
-        """The next input, None at the end; empty lines outside of quotation marks are left out. Raises
-        KeyboardInterrupt for Ctrl-C.
-        """
+        """The next input without empty lines, None at the end. Raises KeyboardInterrupt for Ctrl-C."""
         lines: list[str] = []
         while (line := self._line(CONTINUED if lines else PROMPT)) is not None:
             lines.append(line)
@@ -163,9 +159,7 @@ class HistoryFile(History):
         self.append(string)
 
     def read(self) -> list[str]:
-        """The newest inputs, the oldest of them first; lines without one are skipped. A file that is too long
-        is cut to the newest.
-        """
+        """The newest inputs, the oldest of them first; a file that is too long is cut to the newest."""
         inputs: list[str] = []
         with contextlib.suppress(OSError):
             if not self.keeps:
@@ -203,9 +197,7 @@ def _lines(texts: list[str]) -> str:
 
 
 class TerminalReader:
-    """Inputs typed at a terminal. words: completions of each command's argument, FILE for a path. screen: the
-    terminal to draw on.
-    """
+    """Inputs typed at a terminal. words: completions of each command, FILE: a path. screen: to draw on."""
 
     interactive = True
 
@@ -345,9 +337,7 @@ def coloured(stream: TextIO) -> bool:
 
 
 class Screen:
-    """The output of a chat. plain: no styles, not even on a terminal, and an empty line between answers;
-    show_draft: colour drafted text.
-    """
+    """The output of a chat. plain: no styles, empty lines between answers; show_draft: colour drafts."""
 
     def __init__(self, plain: bool, show_draft: bool) -> None:
         self.styles = not plain and coloured(sys.stdout)

@@ -189,9 +189,7 @@ def embedded_pair(problems: list[Problem]) -> JsonObject:
 
 
 def config(environ: Mapping[str, str], problems: list[Problem]) -> JsonObject:
-    """Configuration files in the order of reading, with the keys that they set; names of variables; the
-    models.toml of user and project.
-    """
+    """Configuration files as they are read, with their keys; names of variables; files models.toml."""
     files: list[JsonObject] = []
     user = _or_problem(lambda: sources.user_file(environ), problems)
     cwd = working_directory()

@@ -119,9 +119,7 @@ def _address(host: str) -> str:
 
 
 def _check_context(client: Client, running: ModelServer, given: Mapping[str, Any], own: bool) -> None:
-    """Raises ContextLengthError if the client needs more tokens, unless --force or -c says to go on. own: the
-    server was started for the client.
-    """
+    """Raises ContextLengthError for a client that needs more tokens, unless forced. own: a server for it."""
     needed, name = client.n_ctx, printable(running.model)
     chosen = own and "n_ctx" in given
     if 0 < running.n_ctx < needed:

@@ -1,6 +1,4 @@
-"""Files that clients read, in a folder of `launch`'s own; and what `launch --print` shows: a script for the
-shell, without the key itself.
-"""
+"""Files that clients read, in a folder of `launch`'s own; what `launch --print` shows, without the key."""
 
 from __future__ import annotations
 

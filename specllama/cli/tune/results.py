@@ -34,9 +34,7 @@ OWN_HEAD = "head of the model"
 
 @dataclass(slots=True)
 class DraftResult:
-    """A draft, or copying alone (path None). inside: whether it is the head inside the target. measured: what
-    the engine says of it.
-    """
+    """A draft, or copies (path None). inside: it is the head inside the target. measured: by the engine."""
 
     name: str
     path: str | None
@@ -259,9 +257,7 @@ _MAX_NAME = 36
 
 
 def lines(results: TuneResults, stored: bool, width: int | None) -> Iterator[str]:
-    """All results, no line longer than `width` where possible. stored: whether what was measured is stored,
-    unless other programs disturbed it.
-    """
+    """All results, within `width` where possible. stored: whether undisturbed figures are stored."""
     stored = stored and results.storable
     yield from wrapped(_head(results, stored), width)
     yield from _curves(results, width)

@@ -107,9 +107,7 @@ class Hub:
         return RetryPolicy(self._listener, SHORT_WAITS).run(lambda: self._listing(name))
 
     def size(self, listing: Listing, path: str) -> int | None:
-        """The size of a file in bytes, from the headers of a response; None if they do not say. Raises as
-        `listing`.
-        """
+        """Bytes of a file by the headers of a response; None if they do not say. Raises as `listing`."""
 
         def total() -> int | None:
             with self.get(listing, path, 0, 1) as content:
@@ -186,9 +184,7 @@ class Hub:
     def _requested(
         self, url: str, headers: Mapping[str, str], seconds: float, **params: bool
     ) -> AbstractContextManager[httpx2.Response]:
-        """A GET request. seconds: without a byte. Raises NetworkError for unusable settings, and on entry
-        httpx2.HTTPError.
-        """
+        """A GET request. seconds: without a byte. Raises NetworkError for settings, on entry HTTPError."""
         from huggingface_hub import constants, get_session
         from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
@@ -241,9 +237,7 @@ class Hub:
 
 
 def _failure(error: httpx2.HTTPError, begun: bool) -> RetryableError | NetworkError:
-    """The error for a request without a response, or (begun) without the rest of it; NetworkError if trying
-    again cannot help.
-    """
+    """The error for a request without (begun: the rest of) a response; NetworkError: no use trying again."""
     host = _host(error.request.url)
     timed_out = isinstance(error, httpx2.TimeoutException)
     reason = "no response in time" if timed_out else str(error).split("\n")[0][:200] or type(error).__name__

@@ -97,9 +97,7 @@ class RepoCache:
             return False
 
     def content(self, commit: str, file: HubFile) -> Path | None:
-        """The complete content of a file, None if it is not on disk. Where the hub gives no hash, the link in
-        the snapshot decides.
-        """
+        """A file's complete content, None if not on disk. Without a hash of the hub, the link decides."""
         link = Snapshot(commit, file.path, self.snapshot(commit) / file.path)
         blob = self.blob(file.etag) if file.verified else link.blob
         try:
@@ -232,9 +230,7 @@ class RepoCache:
         return sorted(snapshots, key=lambda s: s.path)
 
     def candidates(self, name: RepoName) -> list[str]:
-        """The commits to search for a name: the one that its revision names, then all others unless the user
-        gave a revision.
-        """
+        """The commits to search: that of the revision, and all others unless the user gave one."""
         first = self.commit_of(name.revision)
         others = self.commits() if name.revision == "main" else []
         return list(dict.fromkeys([*([first] if first else []), *others]))
@@ -314,9 +310,7 @@ def hash_of(
 
 
 def hash_for(etag: str, n_bytes: int) -> hashlib._Hash:
-    """The hash by which the cache names content of this size: SHA-256, or git's for a file outside large-file
-    storage, which covers a header too.
-    """
+    """The hash that names content of this size: SHA-256, or git's, with a header, for small files."""
     if len(etag) == 40:
         return hashlib.sha1(b"blob %d\0" % n_bytes, usedforsecurity=False)
     return hashlib.sha256()

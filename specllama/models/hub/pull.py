@@ -41,9 +41,7 @@ class DownloadItem:
 
 @dataclass(frozen=True, slots=True)
 class PullPlan:
-    """The files of a download, those on disk included. root: the cache. free: bytes free on its disk, None if
-    unknown.
-    """
+    """The files of a download, those on disk too. root: the cache. free: bytes on its disk, None: unknown."""
 
     items: tuple[DownloadItem, ...]
     root: Path
@@ -126,9 +124,7 @@ def _blob(library: Library, item: DownloadItem, advance: Advance) -> str:
 
 
 def _linked(library: Library, model: ResolvedModel, blobs: Mapping[str, str]) -> str:
-    """Link a downloaded model into its snapshot. blobs: the names of the blobs, by etag. Returns the path of
-    its first part.
-    """
+    """Link a downloaded model into its snapshot; returns its first part's path. blobs: names by etag."""
     if model.listing is None:
         return model.path
     listing, cache = model.listing, RepoCache(library.root, model.listing.name.repo)

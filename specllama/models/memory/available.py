@@ -34,9 +34,7 @@ def available_memory(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cg
 
 
 def mapped_memory(pid: int, proc: Path = Path("/proc")) -> int | None:
-    """Bytes of mapped files that a process has in memory; `available_memory` counts them as available. None
-    where that is unknown.
-    """
+    """Bytes of mapped files of a process in memory, which count as available; None where unknown."""
     words = _text(proc / str(pid) / "statm").split()  # in pages: size, resident, shared, ...
     if len(words) < 3 or not words[2].isdigit():
         return None
@@ -71,9 +69,7 @@ def gpus_present(root: Path = Path("/")) -> list[str]:
 
 
 def _groups(proc: Path, cgroup: Path, controller: str) -> Iterator[tuple[Path, bool]]:
-    """Every control group that contains this process, from its own up to the root, and whether it is one of
-    the second version. A limit of any of them holds.
-    """
+    """Each control group of this process, up to the root, all of whose limits hold; whether it is v2."""
     for line in _text(proc / "self" / "cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers and controller not in controllers.split(","):

@@ -227,9 +227,7 @@ def _room(devices: Iterable[DeviceMemory]) -> int:
 
 
 def _part(n_bytes: int, spread: Sequence[DeviceMemory], counted: Iterable[DeviceMemory]) -> int:
-    """The bytes on `counted` devices of `n_bytes` that llama.cpp spreads over devices in proportion to their
-    room.
-    """
+    """The bytes on `counted` devices of `n_bytes` that are spread in proportion to their room."""
     names = {d.name for d in counted}
     inside = [d for d in spread if d.name in names]
     whole = _room(spread)

@@ -88,9 +88,7 @@ Rules: TypeAlias = dict[str, Node]
 
 
 def char_set(ranges: Iterable[tuple[int, int]], negated: bool = False) -> Chars:
-    """The characters of text among these ranges, or all others; a range that ends before it begins has
-    none.
-    """
+    """The characters of text among these ranges, or all others; a range that ends too early has none."""
     joined: list[tuple[int, int]] = []
     for low, high in sorted(r for r in ranges if r[0] <= r[1]):
         if joined and low <= joined[-1][1] + 1:
