@@ -90,8 +90,7 @@ class AsyncLLM(BaseLLM):
             async for output in llm.generate("def fib(n):"):
                 print(output.outputs[0].text)
 
-    Loading begins at once, in a thread; whatever waits for it raises its errors: `async with`, `load` and the
-    first requests.
+    Loading begins at once, in a thread; its errors are raised by `async with`, `load` and first requests.
     """
 
     def generate(

@@ -28,8 +28,7 @@ MIN_ROUNDS = 4  # of a width in an answer, for a time
 @dataclass(frozen=True, slots=True)
 class BenchConfig:
     """draft_max: a draft length, as in LoadSettings: 0 plain decoding, None auto, else a fixed length.
-    kernels: False for an engine without specllama's kernels. runs_models: False without draft models and
-    heads.
+    kernels: False without specllama's kernels. runs_models: False without draft models and heads.
     """
 
     draft_max: int | None
@@ -109,8 +108,7 @@ def configs(
 ) -> list[BenchConfig]:
     """Plain decoding, each fixed length, auto; plain decoding alone if nothing can be drafted.
 
-    without_kernels: plain decoding with llama.cpp's own kernels too. copies: auto without draft models and
-    heads too.
+    without_kernels: plain decoding with llama.cpp's kernels too. copies: auto without models and heads too.
     """
     own = [BenchConfig(0, kernels=False)] if without_kernels else []
     alone = [BenchConfig(None, runs_models=False)] if copies else []

@@ -47,8 +47,7 @@ class ServedAnswer:
 
     number: of the request in its cell. seconds: to its end, waits after a 429 included. refused: number of
     429s. n_predict, n_prompt, n_cached, n_drafted, n_accept: tokens by the server's count; None if it does
-    not report them. digest: of the text, hex. problem: why the answer is incomplete; fatal: further requests
-    would fail too.
+    not report them. digest: of the text, hex. problem: why it is incomplete; fatal: further ones would fail.
     """
 
     number: int
@@ -76,8 +75,7 @@ class ServedAnswer:
     def gaps(self) -> list[tuple[float, float]]:
         """(seconds per token, tokens) for each piece but the first.
 
-        A piece's tokens share the time since the piece before; tokens are assumed to be spread evenly over
-        the chunks.
+        A piece's tokens share the time since the one before; they are assumed to be spread over the chunks.
         """
         each = self.n_tokens / self.n_chunks if self.n_chunks and self.n_tokens else 1.0
         pairs = zip(self.pieces, self.pieces[1:], strict=False)

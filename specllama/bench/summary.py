@@ -313,8 +313,7 @@ def estimate(groups: Sequence[Units]) -> Estimate | None:
 
     The geometric mean over groups of the median over units of the median over values: a workload does not
     count more for having more prompts. The interval is the percentile bootstrap (Efron, "Bootstrap methods",
-    Annals of Statistics 1979): units are resampled in each group, and values in each unit. None without
-    any value.
+    Annals of Statistics 1979): units are resampled in each group, values in each unit. None without any.
     """
     kept = _without_empty(groups)
     if not kept:

@@ -1,8 +1,7 @@
 """Schemas as people write them: objects whose properties are named have no others, unless the schema says so.
 
 JSON Schema leaves such objects open, and a model then invents properties. llama.cpp's grammars close them.
-What combines schemas is merged or left open where closing a part of it would contradict another part. Knows
-no grammar.
+What combines schemas is merged or left open where closing a part would contradict another. Knows no grammar.
 """
 
 from __future__ import annotations

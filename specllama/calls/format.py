@@ -42,8 +42,7 @@ class AnswerShape:
     reasoning: (opening tag, closing tag) of the reasoning before the answer, None for a model without one.
     opened: whether the prompt has opened it. begun: whether the answer comes at once, because the prompt ends
     after the reasoning or with the beginning of the answer. text: Lark of the text of an answer without calls
-    that must obey a schema, "" for free text. special: ids of the control tokens of the vocabulary by their
-    texts.
+    that must obey a schema, "" for free text. special: ids of the vocabulary's control tokens by text.
     """
 
     reasoning: tuple[str, str] | None = None

@@ -1,7 +1,6 @@
 """Looks for calls in text that arrives in parts: the tools of which all readers are made.
 
-A reader is a generator that yields where it needs more text (`Steps`); `Scanner` has the text and the
-pieces found so far.
+A reader is a generator that yields where it needs more text (`Steps`); `Scanner` has text and pieces.
 """
 
 from __future__ import annotations

@@ -33,8 +33,7 @@ class Tools:
     same beginning, whatever is allowed.
 
     choice: "auto": text or calls; "none": text only; "required": calls only, from the first token after the
-    reasoning. names: those that may be called, () for all. parallel: whether an answer may have several
-    calls.
+    reasoning. names: those that may be called, () for all. parallel: whether several calls are allowed.
     """
 
     tools: Sequence[Tool]

@@ -43,8 +43,7 @@ def generate(
 
     show: called with each piece of text and its runs (characters, source). into: the answer to fill,
     which keeps the text that arrived before an error. hold_notices: leave them in client.notices. A line
-    says where a text that is shown goes on repeating itself, and nothing ends it. Raises what client.generate
-    raises.
+    says where a text that is shown goes on repeating itself, and nothing ends it. Raises as client.generate.
     """
     answer, progress = into if into is not None else GenerationResult(), Progress()
     events = client.generate(request)

@@ -33,8 +33,7 @@ class ReaderGoneError(Exception):
 def prepare() -> None:
     """Make both streams accept any text: characters that the encoding lacks are shown as '?'.
 
-    Streams that are closed at the start are opened on the null device, so that no pipe gets their file
-    descriptors.
+    Streams closed at the start are opened on the null device, so that no pipe gets their descriptors.
     """
     threading.excepthook = _thread_failed
     be_quiet(False)

@@ -142,8 +142,7 @@ def side_by_side(rows: Sequence[tuple[str, str, str]], second: str, width: int |
 
 def write_all(stream: TextIO, text: str) -> None:
     """Write a text, waiting where the stream is a full pipe without blocking, as one that is shared with a
-    program in an event loop: Python's own streams drop the rest there. Raises OSError, ValueError if the
-    stream is closed.
+    program in an event loop: Python's own streams drop the rest there. Raises OSError, ValueError if closed.
     """
     stream.flush()
     try:

@@ -36,8 +36,7 @@ class CommandEntry:
 
     code: "module:function" within specllama.cli; the function takes the given options, name to value, and
     returns the exit code; EXAMPLES_OF_FUNCTION or EXAMPLES of the module end the help. options:
-    "module:TABLE" within specllama. often: names of the options that come first in the help, as a group of
-    their own.
+    "module:TABLE" within specllama. often: names of the options that come first in the help, as a group.
     """
 
     code: str

@@ -1,7 +1,6 @@
 """The architectures, by `general.architecture`, that the vendored llama.cpp (llama-cpp-python 0.3.36) loads.
 
-Copied from `src/llama-arch.cpp`: LLM_ARCH_NAMES without the dummies, and its predicates. Knows nothing about
-files.
+Copied from `src/llama-arch.cpp`: LLM_ARCH_NAMES without the dummies, and its predicates. Knows no files.
 """
 
 from __future__ import annotations

@@ -93,8 +93,7 @@ class Header:
     def per_layer(self, suffix: str, default: int | None = None) -> tuple[int, ...]:
         """`{architecture}.{suffix}` for each layer, a scalar repeated; () if absent without a default.
 
-        Raises GGUFError for an array of another length or of other than whole numbers, and for more than
-        MAX_LAYERS layers.
+        Raises GGUFError for an array of another length or kind, and for more than MAX_LAYERS layers.
         """
         key = f"{self.architecture}.{suffix}"
         value = self.metadata.get(key, default)

@@ -145,8 +145,7 @@ def row_bytes(type_name: str, n_elements: int) -> int:
 class StringArray:
     """An array of strings as bytes and offsets, decoded on access.
 
-    Equal to another with the same strings. Indexing gives text, with invalid UTF-8 replaced; `raw` gives
-    bytes.
+    Equal to another with the same strings. Indexing gives text, invalid UTF-8 replaced; `raw` gives bytes.
     """
 
     __slots__ = ("_blob", "_starts")

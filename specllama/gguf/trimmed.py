@@ -31,8 +31,7 @@ class TrimInfo:
     whether the tokenizer is shortened too, so that ids have to be mapped. rest_offset, rest_type, rest_bytes:
     where in the file the embeddings of the other tokens are, in ascending order of their ids, and what they
     are; rest_offset is 0 without them. scale: by which a row of them is multiplied before it is used.
-    coverage: share of the texts given to `specllama trim` that its tokens make up, 0 to 1; None without
-    texts.
+    coverage: share, 0 to 1, of the texts given to `specllama trim` that its tokens make up; None without.
     """
 
     ids: NDArray[np.int64]

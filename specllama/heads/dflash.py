@@ -41,8 +41,7 @@ def _read(
     anchored: bool = False,
 ) -> HeadInfo:
     """The head in a file. top_k: of its selector. unset_size: tokens of a block where the file does not say,
-    least_size: fewest. needed: weights that not all such heads have. anchored: see `HeadInfo`. Raises
-    GGUFError.
+    least_size: fewest. needed: weights that not all have. anchored: see `HeadInfo`. Raises GGUFError.
     """
     names, layers = tensor_names(header), read_layers(header)
     if not layers:

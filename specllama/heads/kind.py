@@ -74,8 +74,7 @@ class HeadInfo:
     proposes in a round; None: any number. block_size: tokens of a block drafter's block, 0 for the others.
     selector_top_k: candidates for each token among which a selector chooses (DFlash 2), 0 without one.
     anchored, causal, has_confidence, mask_id: how a block drafter is driven; anchored: the row of the last
-    token drafts the first of a block, else the row after it does; mask_id is None if the file does not set
-    it.
+    token drafts the first of a block, else the row after it does; mask_id is None if it is not set.
     """
 
     kind: HeadKind

@@ -1,7 +1,6 @@
 """The demo model on this disk: SmolLM2-135M-Instruct, which answers where no other model is named.
 
-It is stored in the user's data directory, for all installations of specllama; demo_download.py fetches
-it.
+It is stored in the user's data directory, for all installations of specllama; `fetch` downloads it.
 """
 
 from __future__ import annotations

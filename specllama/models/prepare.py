@@ -141,8 +141,7 @@ def check(
 ) -> None:
     """Check the headers of models, by Range requests if they are on the hub.
 
-    Raises GGUFError, UsageError or IncompatiblePairError for models that could not be run; with `force` that
-    is a warning.
+    Raises GGUFError, UsageError or IncompatiblePairError for what cannot be run; with `force` only warns.
     """
     from specllama.heads.check import check_draft, check_model
     from specllama.pair.overlap import check_translated

@@ -344,7 +344,7 @@ def sha256_of(paths: Iterable[str], report: Callable[[float], None]) -> str:
 def write_trimmed(
     source: TrimSource, out: Path, ids: Ids, info: Iterable[KeyValue], retype: str, convert: Retype
 ) -> None:
-    """Write the file. ids: to keep. info: of `metadata.about`. retype: the type of the output matrix, "" for
+    """Write the file. ids: to keep. info: of `about`. retype: the type of the output matrix, "" for
     that of the source. Raises OSError, UsageError, EngineError; what is written by then is of no use.
     """
     import gguf

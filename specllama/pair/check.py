@@ -47,8 +47,7 @@ class PairVerdict:
     differing: the first MAX_LISTED of the `n_differing` ids whose texts differ or that only one vocabulary
     has. first_difference: the first of them; for a pair that is incompatible because of a text, that one.
     "translated": llama.cpp refuses it, specllama translates the draft's tokens (overlap.py). notes: about a
-    usable pair. Only `reason` and `notes` are safe to print: other fields contain texts unescaped, as in the
-    files.
+    usable pair. Only `reason` and `notes` are safe to print: other fields have texts as in the files.
     """
 
     verdict: Literal["identical", "compatible", "translated", "incompatible"]

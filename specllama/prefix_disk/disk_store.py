@@ -437,8 +437,7 @@ class DiskStore:
     def _make_room(self, ledger: StateLedger, n_bytes: int, priority: float) -> bool:
         """Remove what is worth least until so many bytes fit the budget and the disk, with the lock; False,
         and nothing is removed, where that would take something of a higher priority. Those of newer versions
-        go first: nobody here knows their worth. Raises OSError where the disk would be full without any
-        state.
+        go first: nobody here knows their worth. Raises OSError where the disk would be full without states.
         """
         index, victims = self._index, list[tuple[float, str, int]]()
         total = index.n_bytes + sum(self._directory.unfinished_sizes().values())

@@ -77,8 +77,7 @@ class Marks:
     """The marks of one rendering.
 
     thorough: mark every character that a control text can begin with, so that the template cannot assemble
-    one from pieces; otherwise mark whole control texts only. taken: a text whose private-use characters are
-    not used as marks.
+    one from pieces; else whole control texts only. taken: a text whose private-use characters are no marks.
     """
 
     def __init__(self, control: ControlTexts, thorough: bool = False, taken: str = "") -> None:

@@ -63,8 +63,7 @@ class ReasoningSplitter:
     closing: the tag that closes the reasoning that the prompt has opened (see `closing_tag`); if it is "",
     the generation may itself start with an opening tag. off: everything is answer. keep_tags: tags and white
     space are part of the reasoning, so that the pieces add up to the whole text; otherwise tags and the white
-    space around them are dropped. Reasoning that is never closed lasts to the end. tags: around
-    the reasoning.
+    space around them are dropped. Reasoning that is never closed lasts to the end. tags: around it.
     """
 
     def __init__(self, closing: str = "", off: bool = False, keep_tags: bool = False) -> None:

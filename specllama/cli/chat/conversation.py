@@ -35,8 +35,7 @@ class Turn:
     None before there is one; else exactly as written, so that its ids can be kept, but without its calls.
     calls: the calls of tools in the answer, as chat templates read them. n_results: how many results there
     must be. id: of the generation that wrote it, None if another engine process did. n_regenerated: how
-    often it was regenerated. cut: why the answer ended early ("cancel", "length", "context"), "" where it
-    did not.
+    often it was regenerated. cut: why the answer ended early ("cancel", "length", "context"), else "".
     """
 
     message: str

@@ -31,8 +31,7 @@ class LeaveError(Exception):
 
 class ChatEngine:
     """An engine process and its settings; a context manager that ends it. log: where llama.cpp's log goes.
-    measure_when_idle: see protocol.Load. tools: what the model may call. end_loops: whether answers end that
-    repeat themselves.
+    measure_when_idle: see protocol.Load. tools: the model's. end_loops: whether repetitions end an answer.
     """
 
     def __init__(self, settings: LoadSettings, log: IO[str] | None, verbose: bool) -> None:

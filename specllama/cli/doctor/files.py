@@ -46,8 +46,7 @@ class Problem:
 def reported(problems: list[Problem], do: str, prefix: str = "") -> Iterator[list[str]]:
     """Add an error of the block to the problems instead of raising it.
 
-    do: what to do about an error without a hint. prefix: of the problem's text. Yields a list that gets the
-    error's message.
+    do: about an error without a hint. prefix: of the problem's text. Yields a list that gets the message.
     """
     messages: list[str] = []
     try:
@@ -101,8 +100,7 @@ def cache(usable: Calibrations, problems: list[Problem]) -> JsonObject:
 
 def exactness(usable: Calibrations) -> list[JsonObject]:
     """Of each calibration: model, t(1) in seconds, epsilon in logits, how many rows were compared, after how
-    many tokens at most, from how many rows on batches differ, what that means, and from which acceptance
-    copied drafts pay.
+    many tokens at most, from how many rows on batches differ, what that means, and when copied drafts pay.
     """
     shown = []
     for file, data in usable:

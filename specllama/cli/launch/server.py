@@ -52,8 +52,7 @@ def find(url: str, key: str, model: str) -> ModelServer | None:
     that is listed. None if nothing answers there, or another program. The name of a file means that file, on
     a server on this machine.
 
-    Raises AccessError if the key is wrong, NotFoundError for another name, SpecllamaError for a server that
-    reports a problem.
+    Raises AccessError for a wrong key, NotFoundError for another name, SpecllamaError for a problem there.
     """
     status, health = _ask(url, "GET", "/health", key)
     if status == 503 and isinstance(health.get("error"), dict):
@@ -143,7 +142,7 @@ class OwnServer:
             with log.open("xb") as output:
                 self._process = subprocess.Popen(
                     module_command("specllama.cli.launch.server", "serve", *arguments),
-                    stdin=subprocess.PIPE,  # see own_server.py
+                    stdin=subprocess.PIPE,  # see `_wait`
                     stdout=output,
                     stderr=output,
                     start_new_session=True,

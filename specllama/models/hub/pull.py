@@ -140,8 +140,7 @@ def _linked(library: Library, model: ResolvedModel, blobs: Mapping[str, str]) ->
 def fetch(hub: Hub, item: DownloadItem, listener: Listener, advance: Advance) -> str:
     """Download the content into the cache unless it is there. Returns its hash, the name of its blob.
 
-    Raises NetworkError, AccessError, NotFoundError, ResourceError, and IntegrityError after removing a file
-    with a wrong hash.
+    Raises NetworkError, AccessError, NotFoundError, ResourceError, IntegrityError: a wrong hash is removed.
     """
     cache, etag = item.cache, item.file.etag
     cache.make_directories()

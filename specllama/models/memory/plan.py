@@ -431,8 +431,7 @@ def plan_load(
     head: HeadInfo | None = None,
 ) -> MemoryPlan:
     """The plan of a load. draft, head: as in `plan_memory`. available: bytes of host memory. devices: all
-    GPUs of the build. n_outputs, n_rs_seq: instead of what the settings ask for. Raises what `plan_memory`
-    raises.
+    GPUs of the build. n_outputs, n_rs_seq: instead of what the settings ask for. Raises as `plan_memory`.
     """
     t, d = settings.target, settings.draft or replace(settings.target, n_ctx=0)
     of_target = CostSettings(

@@ -68,8 +68,7 @@ class Automata:
     """The automata of several named expressions side by side, by Glushkov's construction (The abstract theory
     of automata, 1961): a position for each occurrence of a character set, and no others.
 
-    rules: of the references in the expressions. work: what all of this may cost; everything raises
-    TooLargeError.
+    rules: of the references in the expressions. work: the most that this may cost; raises TooLargeError.
     """
 
     def __init__(self, rules: Rules, work: Work) -> None:
@@ -420,8 +419,7 @@ _MAX_WORK = 200_000  # some 0.3 s
 def split_lexemes(rules: Rules, characters_only: bool) -> Rules:
     """The rules that `root` needs, in lexemes.
 
-    characters_only: each a single character, so that llguidance's limit on steps soon ends a forced text that
-    has no end.
+    characters_only: each a single character, so that a forced text without end soon meets llguidance's limit.
     """
     splitter, work = _Splitter(rules, characters_only), Work(_MAX_WORK)
     if characters_only:
