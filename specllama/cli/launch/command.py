@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import shutil
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from specllama.cli import console
-from specllama.cli.launch import files, server
-from specllama.cli.launch.client import Client, ModelServer
+from specllama.cli.launch import server
+from specllama.cli.launch.client import Client, ClientSettings, ModelServer
 from specllama.cli.launch.client import client as client_named
-from specllama.cli.launch.files import SHOWN_KEY, printed
-from specllama.cli.launch.server import KEYS, serve_command
-from specllama.cli.options import resolved
+from specllama.cli.launch.server import KEYS, ServeCommand, serve_command
+from specllama.cli.options import mapped_errors, resolved
 from specllama.cli.serve import KEY_NOTE, keys
 from specllama.config import defaults
-from specllama.errors import ContextLengthError, EngineError, NotFoundError, UsageError, option
+from specllama.config.store import write_whole
+from specllama.errors import ContextLengthError, EngineError, NotFoundError, ResourceError, UsageError, option
 from specllama.processor_time import exits
+from specllama.regular_file import read_regular
 from specllama.text.terminal import printable
 
 EXAMPLES = """
@@ -73,7 +76,7 @@ def launch(given: Mapping[str, Any]) -> int:
             console.note(f"using {printable(running.model)} at {running.url}")
         settings = client.settings(running, os.environ)
         for path, text in settings.files.items():
-            files.write(path, text)
+            write(path, text)
         environ = {name: value for name, value in os.environ.items() if name not in settings.removed}
         environ |= settings.variables
         for name in ("NO_PROXY", "no_proxy"):  # proxies are for other machines
@@ -155,3 +158,42 @@ def _run(command: Sequence[str], environ: Mapping[str, str]) -> int:
     finally:
         signal.signal(signal.SIGINT, before)
     return code if code >= 0 else 128 - code
+
+
+# Files that clients read, in a folder of `launch`'s own; what `launch --print` shows: a script for the shell,
+# without the key itself.
+
+
+SHOWN_KEY = "$SPECLLAMA_API_KEY"
+"""Instead of the server's key."""
+
+
+def write(path: Path, text: str) -> None:
+    """Write a file that only the user can read, as a whole. Raises ResourceError."""
+    with mapped_errors(ResourceError, f"{path} cannot be written"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, text, 0o600)
+
+
+def printed(
+    client: Client, settings: ClientSettings, arguments: Sequence[str], own: ServeCommand | None
+) -> str:
+    """The lines. own: the server that would be started, if one would."""
+    lines = [f"{shlex.join(['specllama', 'serve', *own.flags])} &"] if own is not None else []
+    for path, text in settings.files.items():
+        stays = _has(path, text)
+        lines.append(f"# {path} " + ("stays as it is" if stays else "becomes:"))
+        lines += [] if stays else [f"#   {line}" for line in text.splitlines()]
+    lines += [f"unset {name}" for name in settings.removed]
+    for name, value in settings.variables.items():
+        quoted = f'"{value}"' if value == SHOWN_KEY else shlex.quote(value)
+        lines.append(f"export {name}={quoted}")
+    lines.append(shlex.join([client.program, *settings.arguments, *arguments]))
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _has(path: Path, text: str) -> bool:
+    """Whether the file has this text already."""
+    with contextlib.suppress(OSError):
+        return read_regular(path) == text.encode()
+    return False

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from specllama.cli.launch import files
+from specllama.cli.launch import command
 from specllama.cli.launch.client import ModelServer
 from specllama.cli.launch.clients.claude import CLAUDE
 from specllama.cli.launch.clients.opencode import merged
@@ -32,9 +32,9 @@ def test_objects_are_merged() -> None:
 def test_files_are_the_users_alone(tmp_path: Path) -> None:
     own = tmp_path / "new" / "own"
     for text in ("1", "2"):
-        files.write(own, text)
+        command.write(own, text)
         assert own.read_text("utf-8") == text
     assert own.stat().st_mode & 0o777 == 0o600
     assert sorted(p.name for p in tmp_path.rglob("*")) == ["new", "own"]
     with pytest.raises(ResourceError, match="cannot be written"):
-        files.write(own / "below", "")
+        command.write(own / "below", "")
