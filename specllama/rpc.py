@@ -138,7 +138,15 @@ def probe(endpoint: str, seconds: float = PROBE_SECONDS) -> Worker:
         except _ForeignError as error:
             raise NetworkError(f"{endpoint} is not an RPC worker: {error}", _hint(endpoint)) from None
         except TimeoutError:
-            raise _silent(connection, endpoint, seconds) from None
+            if response := connection.nudge():  # a web server waits for the end of a line
+                what = f"{endpoint} is not an RPC worker: {_ForeignError(response)}"
+                raise NetworkError(what, _hint(endpoint)) from None
+            raise NetworkError(
+                f"the RPC worker {endpoint} accepts the connection and does not answer within {seconds:g} s: "
+                "it is busy with another client, hangs, or is something else",
+                "a worker serves one client at a time: wait for the other one, or start a second worker "
+                "there",
+            ) from None
         except OSError as error:
             raise NetworkError(
                 f"the RPC worker {endpoint} closed the connection: {error}", _hint(endpoint)
@@ -220,19 +228,6 @@ def _old_version(endpoint: str, address: tuple[str, int], deadline: float) -> tu
         f"{endpoint} is not an RPC worker, or one of another version: it closes the connection at the "
         "greeting",
         _hint(endpoint),
-    )
-
-
-def _silent(connection: _Connection, endpoint: str, seconds: float) -> NetworkError:
-    """The error for a peer that accepts the connection and does not respond: a web server that waits for the
-    end of a line, or a worker that is busy with another client.
-    """
-    if response := connection.nudge():
-        return NetworkError(f"{endpoint} is not an RPC worker: {_ForeignError(response)}", _hint(endpoint))
-    return NetworkError(
-        f"the RPC worker {endpoint} accepts the connection and does not answer within {seconds:g} s: it is "
-        "busy with another client, hangs, or is something else",
-        "a worker serves one client at a time: wait for the other one, or start a second worker there",
     )
 
 

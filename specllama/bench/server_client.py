@@ -197,7 +197,13 @@ _REFUSALS = (  # statuses, the error, what the server does, hint
 
 def status_error(status: int, headers: Mapping[str, str], body: bytes, url: str) -> SpecllamaError:
     """The error for a status other than 200."""
-    why = f" ({status}): {text}" if (text := _body_text(body)) else f" ({status})"
+    try:
+        parsed = json.loads(body)
+    except (ValueError, RecursionError):
+        text = body.decode("utf-8", "replace").strip()
+        parsed = "" if text.startswith("<") else text  # an HTML page
+    text = error_text(parsed) if parsed else ""
+    why = f" ({status}): {text}" if text else f" ({status})"
     for statuses, kind, what, hint in _REFUSALS:
         if status in statuses:
             return kind(f"{url} {what}{why}", hint)
@@ -238,16 +244,6 @@ def retry_seconds(headers: Mapping[str, str]) -> float:
     """Seconds to wait after a 429: its Retry-After, between 0.1 and MAX_WAIT."""
     seconds = retry_after(headers)
     return min(MAX_WAIT, max(0.1, 1.0 if seconds is None else seconds))
-
-
-def _body_text(body: bytes) -> str:
-    """The message in the body of an error; "" for an HTML page."""
-    try:
-        parsed = json.loads(body)
-    except (ValueError, RecursionError):
-        text = body.decode("utf-8", "replace").strip()
-        return "" if text.startswith("<") else error_text(text)
-    return error_text(parsed) if parsed else ""
 
 
 _HINT = "for example http://127.0.0.1:8080 or https://host/v1"

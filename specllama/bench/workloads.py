@@ -105,7 +105,14 @@ def load_texts(path: str) -> dict[str, tuple[ForcedText, ...]]:
     """
     where, text = f"--text: {path}", read_text(path, "text", MAX_BYTES)
     if not path.lower().endswith(".json"):
-        return {TEXT: (_plain_text(text, where),)}
+        if "\0" in text:
+            raise UsageError(f"{where} is not a text, it holds NUL bytes")
+        if wrong := _text_problem(text):
+            raise UsageError(f"{where} {wrong}")
+        prompt, rest = split_text(text)
+        if not rest.strip():
+            raise UsageError(f"{where} is too short to be split into a prompt and its continuation")
+        return {TEXT: (ForcedText(prompt, rest, raw=True),)}
     data = _parse_json(text, where, _TEXTS_SHAPE)
     entries_of = _check_workloads(data, where, _TEXTS_SHAPE, "entry", _entry_problem)
     return {
@@ -217,14 +224,3 @@ def _entry_problem(entry: Any) -> str:
         if wrong := _text_problem(entry[name]):
             return f"has a {name} that {wrong}"
     return ""
-
-
-def _plain_text(text: str, where: str) -> ForcedText:
-    if "\0" in text:
-        raise UsageError(f"{where} is not a text, it holds NUL bytes")
-    if wrong := _text_problem(text):
-        raise UsageError(f"{where} {wrong}")
-    prompt, rest = split_text(text)
-    if not rest.strip():
-        raise UsageError(f"{where} is too short to be split into a prompt and its continuation")
-    return ForcedText(prompt, rest, raw=True)

@@ -14,7 +14,7 @@ import re
 from collections.abc import Collection, Sequence
 
 from specllama.calls.format import AnswerShape, CallFormat, marked
-from specllama.calls.history import Call, Message, Messages, one_call_each
+from specllama.calls.history import Call, Messages, one_call_each
 from specllama.calls.lark import MAX_PARTS, Lark
 from specllama.calls.scanner import StepReader, Steps
 from specllama.calls.schema import bodies, json_text
@@ -44,7 +44,14 @@ class GptOss(CallFormat):
         return all(text in template for text in (_CHANNEL, _MESSAGE, "functions.", "commentary"))
 
     def fixed(self, messages: Messages) -> Messages:
-        return [_fixed(message) for message in one_call_each(messages)]
+        rewritten = (
+            Messages()
+        )  # reasoning is called `thinking`, and is there only with calls, instead of text
+        for message in one_call_each(messages):
+            thought = message.get("reasoning_content") if message.get("tool_calls") else None
+            kept = {k: v for k, v in message.items() if k != "reasoning_content"}
+            rewritten.append({**kept, "thinking": thought, "content": ""} if thought else kept)
+        return rewritten
 
     def write(self, calls: Sequence[Call], special: Collection[str] = ()) -> str:
         channel, kind = marked(_CHANNEL, special), marked(f"{_CONSTRAIN}json{_MESSAGE}", special)
@@ -132,13 +139,3 @@ class GptOssReader(StepReader):
             if scan.last and first in markers and len(scan.text) <= MAX_HEADER:
                 scan.take(len(scan.text))
         return header
-
-
-def _fixed(message: Message) -> Message:
-    """Reasoning is called `thinking`, and is there only in messages with calls, instead of their text."""
-    kept = {k: v for k, v in message.items() if k != "reasoning_content"}
-    if not message.get("tool_calls"):
-        return kept
-    if thought := message.get("reasoning_content"):
-        kept |= {"thinking": thought, "content": ""}
-    return kept

@@ -106,7 +106,12 @@ def models(given: Mapping[str, Any]) -> int:
         for u in begun:
             text = f"unfinished: {u.repo}, {size(u.n_bytes)}; specllama pull resumes it"
             yield from wrapped(text, width, more="  ")
-        yield from _built_in_lines(report["built_in"], width)
+        yield "used where no model is named: demo, else pydoc"
+        built_in = report["built_in"]
+        states = ["on disk" if one["on_disk"] else f"specllama pull {one['name']}" for one in built_in]
+        rows = [(one["name"], one["model"], size(one["bytes"]), one["licence"]) for one in built_in]
+        rows_with = [(*row, state) for row, state in zip(rows, states, strict=True)]
+        yield from listing(("name", "model", "size", "licence", ""), rows_with, width)
         if not given.get("on_disk"):
             yield ""
             yield from _known_lines(known, there, machine, width)
@@ -261,15 +266,6 @@ def _disk_row(
     context = str(header.n_ctx_train) if header and header.n_ctx_train else "unknown"
     quant = (header.quant if header else quant) or "unknown"
     return printable(name), size(n_bytes), quant, context, fits.word, state
-
-
-def _built_in_lines(models: Sequence[JsonObject], width: int | None) -> Iterator[str]:
-    yield "used where no model is named: demo, else pydoc"
-    rows = []
-    for one in models:
-        state = "on disk" if one["on_disk"] else f"specllama pull {one['name']}"
-        rows.append((one["name"], one["model"], size(one["bytes"]), one["licence"], state))
-    yield from listing(("name", "model", "size", "licence", ""), rows, width)
 
 
 def _known_lines(

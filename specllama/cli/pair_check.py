@@ -114,17 +114,11 @@ def _about_head(target: Header, head: HeadInfo) -> JsonObject:
     return {
         "kind": head.kind.name,
         "in_target": not head.own_file,
-        "n_layer": head.n_layer,
-        "n_embd": head.n_embd,
-        "n_embd_target": head.n_embd_target,
+        **{name: getattr(head, name) for name in ("n_layer", "n_embd", "n_embd_target")},
         "target_layers": list(head.target_layers),
-        "n_proposed": head.n_proposed,
-        "n_chained": head.n_chained,
-        "n_draft_max": head.n_draft_max,
+        **{name: getattr(head, name) for name in ("n_proposed", "n_chained", "n_draft_max")},
         "block_size": head.block_size or None,
-        "own_embeddings": head.own_embeddings,
-        "own_output": head.own_output,
-        "weight_bytes": head.weight_bytes,
+        **{name: getattr(head, name) for name in ("own_embeddings", "own_output", "weight_bytes")},
         "step_bytes": step_bytes(target, head),
     }
 

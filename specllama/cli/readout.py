@@ -11,6 +11,7 @@ from specllama.text.terminal import printable
 from specllama.wording import counted
 
 _SOURCES = {"stored": " (stored)", "compared": " (compared)"}  # what else the speed of plain decoding is from
+_COUNTS = ("n_prompt", "n_evaluated", "n_predict", "n_drafted", "n_accept", "n_discarded")
 _WIDTH = 80  # columns that lines of figures stay below
 
 
@@ -158,12 +159,7 @@ def as_json(answer: GenerationResult, plain: PlainRate, info: LoadInfo) -> JsonO
         "tokens": answer.ids,
         "finish_reason": answer.finish_reason,
         "seed": answer.seed,
-        "n_prompt": stats.n_prompt,
-        "n_evaluated": stats.n_evaluated,
-        "n_predict": stats.n_predict,
-        "n_drafted": stats.n_drafted,
-        "n_accept": stats.n_accept,
-        "n_discarded": stats.n_discarded,
+        **{name: getattr(stats, name) for name in _COUNTS},
         **({"n_branch": stats.n_branch, "n_branch_accept": stats.n_branch_accept} if stats.n_branch else {}),
         **({"n_forced": stats.n_forced, "n_forced_accept": stats.n_forced_accept} if stats.n_forced else {}),
         "accept_by_position": [round(share, 4) for share in stats.accept_by_position],

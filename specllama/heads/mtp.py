@@ -33,7 +33,7 @@ def _unusable(header: Header) -> str:
     """Why the MTP blocks that a header promises cannot be used, "" if they can."""
     n_mtp, architecture = _n_mtp(header), header.architecture
     if not _has_mtp(header):
-        return f"the header promises {_layers(n_mtp)}, which the file does not have"
+        return f"the header promises {counted(n_mtp, 'MTP layer')}, which the file does not have"
     if architecture not in ARCHITECTURES:
         return f"llama.cpp here does not run the MTP layers of {architecture!r} models"
     if n_mtp > 1 and architecture not in MTP_CHAINED:
@@ -127,10 +127,6 @@ def _has_mtp(header: Header) -> bool:
 def _is_sidecar(header: Header) -> bool:
     """Whether blocks of the trunk are missing, as in mtp-*.gguf: llama.cpp looks for the first one's norm."""
     return "blk.0.attn_norm.weight" not in tensor_names(header) and _has_mtp(header)
-
-
-def _layers(n: int) -> str:
-    return counted(n, "MTP layer")
 
 
 MTP = HeadKind(

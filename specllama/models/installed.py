@@ -153,7 +153,11 @@ def remove(library: Library, model: InstalledModel) -> int:
             for file in same:
                 freed += 0 if file.link.is_symlink() else file.link.stat().st_size
                 file.link.unlink()
-                _prune(file.link.parent, cache.folder / "snapshots")
+                folder = file.link.parent
+                with suppress(OSError):  # up to one that is not empty
+                    while folder != cache.folder / "snapshots":
+                        folder.rmdir()
+                        folder = folder.parent
         used = {s.blob for commit in cache.commits() for s in cache.files(commit)}
         for blob in blobs - used:
             if blob.is_file() and blob.parent == cache.folder / "blobs":
@@ -175,16 +179,6 @@ def remove_unfinished(library: Library, repo: str) -> int:
     except OSError as error:
         raise unwritable(library.root, error) from None
     return before - sum(u.n_bytes for u in unfinished_downloads(library, repo))
-
-
-def _prune(folder: Path, top: Path) -> None:
-    """Remove empty directories from `folder` up to, but not including, `top`."""
-    while folder != top:
-        try:
-            folder.rmdir()
-        except OSError:
-            return
-        folder = folder.parent
 
 
 def _tidy(cache: RepoCache) -> None:

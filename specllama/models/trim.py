@@ -354,9 +354,7 @@ def write_trimmed(
     for item in (*_metadata(source, ids), *info):
         _add(writer, item)
     rest = np.zeros((0, 0), np.uint8)
-    tied = not any(
-        source.is_output(t.name) for t in source.tensors
-    )  # the embeddings are the output matrix too
+    tied = not any(source.is_output(t.name) for t in source.tensors)
     for t in source.tensors:
         data = tensor_bytes(header, t)
         if t.name == EMBEDDINGS and source.head is None:

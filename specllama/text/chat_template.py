@@ -99,9 +99,7 @@ class ChatTemplate:
     def _rendered(self, marks: Marks, messages: Sequence[Message], variables: Mapping[str, Any]) -> str:
         shown = marks.hide(messages)
         more = {name: marks.hide(value) for name, value in variables.items()}
-        today = (
-            time.localtime()
-        )  # in the variables of Llama 3's templates and of FireFunction's, as in llama.cpp
+        today = time.localtime()  # as Llama 3's templates and FireFunction's have it, and llama.cpp
         dates = {
             "date_string": time.strftime("%d %b %Y", today),
             "datetime": time.strftime("%b %d %Y", today),

@@ -60,18 +60,14 @@ class ChatEngine:
         console.note(readout.start_line(self.info, structured))
         for note in self.info.notes:
             console.show(note)
-        if not self.info.template_works:
-            self._check_template()
-
-    def _check_template(self) -> None:
-        """Raise the engine's error where the template cannot be used: without one there is no chat."""
-        chat = protocol.ChatInput([{"role": "user", "content": "Hello"}])
-        request = protocol.Generate(self._client.next_id(), chat, {"max_tokens": 1})
-        try:
-            generate(self._client, request)
-        except SpecllamaError as error:
-            hint = "give another one with --chat-template-file, or use specllama run --raw"
-            raise type(error)(error.message, hint) from None
+        if not self.info.template_works:  # without a template there is no chat: the engine says why
+            chat = protocol.ChatInput([{"role": "user", "content": "Hello"}])
+            request = protocol.Generate(self._client.next_id(), chat, {"max_tokens": 1})
+            try:
+                generate(self._client, request)
+            except SpecllamaError as error:
+                hint = "give another one with --chat-template-file, or use specllama run --raw"
+                raise type(error)(error.message, hint) from None
 
     def draft_up_to(self, draft_max: int | None, structured: bool) -> bool:
         """Draft at most draft_max tokens from now on (None: auto). Returns whether a new engine process was

@@ -90,7 +90,13 @@ def lines(report: Mapping[str, Any], columns: int | None, everything: bool) -> I
             yield from _row(label, value, columns)
     if everything or report["problems"]:
         yield ""
-        yield from _problems(report, columns)
+        for problem in report["problems"]:
+            yield from wrapped(f"problem: {problem['what']}", columns, "", "  ")
+            yield from wrapped(problem["do"], columns, "  ", "  ")
+        if not report["problems"]:
+            yield "no problems found"
+        elif report["ok"]:
+            yield from wrapped("`specllama run` works all the same", columns, "", "  ")
     if not everything:
         yield ""
         yield from wrapped("specllama doctor --all shows versions, devices, caches and figures", columns)
@@ -173,16 +179,6 @@ def _newest(measurements: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, 
 
 def _model(one: Mapping[str, Any]) -> str:
     return " ".join(filter(None, (one["model"] or "unknown model", one["quant"])))
-
-
-def _problems(report: Mapping[str, Any], columns: int | None) -> Iterator[str]:
-    for problem in report["problems"]:
-        yield from wrapped(f"problem: {problem['what']}", columns, "", "  ")
-        yield from wrapped(problem["do"], columns, "  ", "  ")
-    if not report["problems"]:
-        yield "no problems found"
-    elif report["ok"]:
-        yield from wrapped("`specllama run` works all the same", columns, "", "  ")
 
 
 def _versions(report: Mapping[str, Any]) -> Rows:
