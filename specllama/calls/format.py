@@ -11,15 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
-from specllama.calls.history import (
-    Call,
-    Messages,
-    calls_as_text,
-    functions,
-    plain,
-    results_as_text,
-    with_tools,
-)
+from specllama.calls import history
 from specllama.calls.scanner import CallReader
 from specllama.calls.tools import Tools
 from specllama.json_types import JsonObject
@@ -31,7 +23,7 @@ from specllama.text.prompt_parts import PromptPart
 class TemplateData:
     """The input of a chat template: messages, and further variables."""
 
-    messages: Messages
+    messages: history.Messages
     variables: JsonObject
 
 
@@ -104,24 +96,24 @@ class CallFormat(ABC):
         messages: in the form of the OpenAI API, but the arguments of calls are objects.
         """
 
-        def write(some: Sequence[Call]) -> str:
+        def write(some: Sequence[history.Call]) -> str:
             return self.write(some, special)
 
         own = own and not self.described
         shows_calls = (own if calls is None else calls) and not self.described
-        rewritten = plain(without_marks(messages) if special else messages)
-        rewritten = self.fixed(rewritten) if shows_calls else calls_as_text(rewritten, write)
+        rewritten = history.plain(without_marks(messages) if special else messages)
+        rewritten = self.fixed(rewritten) if shows_calls else history.calls_as_text(rewritten, write)
         if own:
-            return TemplateData(rewritten, functions(tools))
-        rewritten = rewritten if shows_calls else results_as_text(rewritten)
-        return TemplateData(with_tools(rewritten, tools, write, system), {})
+            return TemplateData(rewritten, history.functions(tools))
+        rewritten = rewritten if shows_calls else history.results_as_text(rewritten)
+        return TemplateData(history.with_tools(rewritten, tools, write, system), {})
 
-    def fixed(self, messages: Messages) -> Messages:
+    def fixed(self, messages: history.Messages) -> history.Messages:
         """The messages as the family's own templates need them."""
         return messages
 
     @abstractmethod
-    def write(self, calls: Sequence[Call], special: Collection[str] = ()) -> str:
+    def write(self, calls: Sequence[history.Call], special: Collection[str] = ()) -> str:
         """Calls as the model writes them, with SHOWN before the tokens in `special`."""
 
     @abstractmethod

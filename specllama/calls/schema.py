@@ -15,21 +15,7 @@ from typing import TYPE_CHECKING, Any
 from specllama.calls.closed_schema import closed
 from specllama.calls.tools import Schema, Tool, Tools
 from specllama.errors import Note, UsageError, warning
-from specllama.text.json_schema import (
-    JSON_STYLE,
-    MAX_DEPTH,
-    NOTHING,
-    STYLE,
-    TYPES,
-    excess,
-    in_words,
-    is_text,
-    parsed,
-    rewritten,
-    shape,
-    target,
-    without_nulls,
-)
+from specllama.text import json_schema
 
 if TYPE_CHECKING:
     from llguidance import LLParserLimits, LLTokenizer
@@ -50,13 +36,13 @@ class Types:
                 return {}
             if not isinstance(schema.get("$ref"), str):
                 return schema
-            schema = target(self._root, schema["$ref"])
+            schema = json_schema.target(self._root, schema["$ref"])
         return {}
 
     def of(self, schema: Any, depth: int = 0) -> frozenset[str] | None:
         """Names of types; "number" includes integers. None: not known."""
         schema = self.resolved(schema)
-        if depth > MAX_DEPTH:
+        if depth > json_schema.MAX_DEPTH:
             return None
         kind = schema.get("type")
         if isinstance(kind, str):
@@ -131,8 +117,13 @@ def styled(schema: Mapping[str, Any], lenient: bool = True) -> Schema:
     """A schema with JSON_STYLE, where it has no style itself. lenient: keywords that are not supported are
     left out; otherwise the grammar does not compile.
     """
-    own = schema.get(STYLE)
-    return {**schema, STYLE: JSON_STYLE | {"lenient": lenient} | (own if isinstance(own, dict) else {})}
+    own = schema.get(json_schema.STYLE)
+    return {
+        **schema,
+        json_schema.STYLE: json_schema.JSON_STYLE
+        | {"lenient": lenient}
+        | (own if isinstance(own, dict) else {}),
+    }
 
 
 def json_text(schema: Mapping[str, Any], lenient: bool = True) -> str:
@@ -142,7 +133,7 @@ def json_text(schema: Mapping[str, Any], lenient: bool = True) -> str:
 
 def constraints(schema: Mapping[str, Any]) -> Schema:
     """A copy of a schema without what constrains nothing, such as descriptions."""
-    result: Schema = rewritten(
+    result: Schema = json_schema.rewritten(
         schema, lambda one: {k: v for k, v in one.items() if k not in _NO_CONSTRAINT}, more=True
     )
     return result
@@ -166,7 +157,7 @@ def reduced(schema: Mapping[str, Any]) -> tuple[Schema, list[str]]:
                 kept |= {"patternProperties": known, "additionalProperties": True}
         return kept
 
-    return rewritten(schema, supported, more=True), list(problems)
+    return json_schema.rewritten(schema, supported, more=True), list(problems)
 
 
 def is_plain(schema: Any) -> bool:
@@ -176,7 +167,7 @@ def is_plain(schema: Any) -> bool:
 
 def _are_types(value: Any) -> bool:
     kinds = value if isinstance(value, list) else [value]
-    return bool(kinds) and all(isinstance(kind, str) and kind in TYPES for kind in kinds)
+    return bool(kinds) and all(isinstance(kind, str) and kind in json_schema.TYPES for kind in kinds)
 
 
 def _is_bound(value: Any) -> bool:
@@ -184,7 +175,7 @@ def _is_bound(value: Any) -> bool:
 
 
 def _are_texts(value: Any) -> bool:
-    return isinstance(value, list) and all(map(is_text, value))
+    return isinstance(value, list) and all(map(json_schema.is_text, value))
 
 
 _PLAIN: Mapping[str, Callable[[Any], bool]] = {
@@ -227,10 +218,10 @@ def _fails_at_start(grammar: str, limits: LLParserLimits) -> str:
     matcher = LLMatcher(_byte_tokenizer(), grammar, log_level=0, limits=limits)
     matcher.consume_tokens(matcher.compute_ff_tokens())
     if not matcher.is_error() and not matcher.is_stopped() and not any(matcher.compute_bitmask()):
-        return "" if matcher.is_accepting() else NOTHING
+        return "" if matcher.is_accepting() else json_schema.NOTHING
     if not matcher.is_error():
         return ""
-    error = in_words(matcher.get_error())
+    error = json_schema.in_words(matcher.get_error())
     return "no value is short enough for it" if "Too many items" in matcher.get_error() else error
 
 
@@ -270,7 +261,7 @@ def arguments(tools: Tools) -> list[Arguments]:
             bounded.append(Arguments(tool, NO_ARGUMENTS))
             continue
         schema, text, problem = _bounded(tool)
-        n_parts = shape(schema)[1]
+        n_parts = json_schema.shape(schema)[1]
         n_bytes, n_all_parts = sum(map(len, sizes)) + len(text), sum(sizes.values()) + n_parts
         if problem:
             bounded.append(_without_schema(tool, problem))
@@ -301,7 +292,7 @@ def bodies(tools: Tools) -> list[tuple[Mapping[str, Any], list[str]]]:
 
 def _bounded(tool: Tool) -> tuple[Schema, str, str]:
     """(A tool's schema; as text; "") or, where it is too large, nothing and why."""
-    if problem := excess(tool.parameters):
+    if problem := json_schema.excess(tool.parameters):
         return {}, "", f"it {problem}"
     schema = constraints(tool.parameters)
     if tool.strict and "properties" in schema:
@@ -342,8 +333,8 @@ def answer_schema(text: str, strict: bool, is_open: bool) -> tuple[str, str]:
         schema = json.loads(text)
     except (ValueError, RecursionError):
         return text, ""
-    schema = without_nulls(schema)
-    if not isinstance(schema, dict) or excess(schema):
+    schema = json_schema.without_nulls(schema)
+    if not isinstance(schema, dict) or json_schema.excess(schema):
         return text, ""
     used, problems = schema if is_open else closed(schema), list[str]()
     if not strict:
@@ -356,4 +347,4 @@ def answer_schema(text: str, strict: bool, is_open: bool) -> tuple[str, str]:
 
 def answer_text(schema: str | Mapping[str, Any] | bool) -> str:
     """The schema of an answer without calls as an item of a grammar, within its limits. Raises UsageError."""
-    return json_text(parsed(schema), lenient=False)
+    return json_text(json_schema.parsed(schema), lenient=False)

@@ -20,26 +20,8 @@ from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specllama.errors import IntegrityError, ResourceError, SpecllamaError, UsageError
 from specllama.gguf.header import Header, read_model
 from specllama.json_types import JsonObject
+from specllama.models import installed, manifest
 from specllama.models.demo import DemoStore
-from specllama.models.installed import (
-    InstalledModel,
-    installed_models,
-    remove_unfinished,
-    select,
-    select_one,
-    unfinished_downloads,
-)
-from specllama.models.installed import remove as remove_model
-from specllama.models.installed import verify as verify_file
-from specllama.models.manifest import (
-    NAME_FORM,
-    SCHEMA,
-    ManifestEntry,
-    ManifestFile,
-    find_own,
-    is_own_name,
-    user_path,
-)
 from specllama.models.names import DEMO, PYDOC
 from specllama.models.progress import DownloadState
 from specllama.models.quants import size
@@ -77,7 +59,7 @@ Ends with exit code 6 where a file is not what the hub says it is.
 class Installed(NamedTuple):
     """A model in the cache. header: of its first part, None where it cannot be read."""
 
-    model: InstalledModel
+    model: installed.InstalledModel
     header: Header | None
     fit: Fit
 
@@ -85,8 +67,8 @@ class Installed(NamedTuple):
 def models(given: Mapping[str, Any]) -> int:
     """Print the models, with `on_disk` no others; returns 0. Raises ConfigError."""
     known = library(models_dir=given.get("models_dir", ""))
-    begun, machine = list(unfinished_downloads(known)), this_machine()
-    headers = [(model, _header(model.files[0].link)) for model in installed_models(known)]
+    begun, machine = list(installed.unfinished_downloads(known)), this_machine()
+    headers = [(model, _header(model.files[0].link)) for model in installed.installed_models(known)]
     there = [Installed(model, header, _fit(header, machine)) for model, header in headers]
     report: JsonObject = {
         "schema": "specllama.models/1",
@@ -136,16 +118,16 @@ def remove(given: Mapping[str, Any]) -> int:
     named = {one.lower() for one in known.manifest.files}
     own = {n: file for n in names if n.lower() in named and (file := known.parse(n, "NAME").file)}
     names = [name for name in names if name not in own]
-    chosen = select if given.get("all") else select_one
+    chosen = installed.select if given.get("all") else installed.select_one
     todo = {model.content: model for name in names for model in chosen(known, name)}
     repos = {where.repo for name in names if (where := known.parse(name, "NAME").where) and not where.tag}
     for name in own:
-        path = user_path(known.environ)
-        _write(path, ManifestFile(read_toml(path)).without(name))
+        path = manifest.user_path(known.environ)
+        _write(path, manifest.ManifestFile(read_toml(path)).without(name))
     removed: list[JsonObject] = [{"name": name, "bytes": 0} for name in own]
-    removed += [{"name": model.name, "bytes": remove_model(known, model)} for model in todo.values()]
+    removed += [{"name": model.name, "bytes": installed.remove(known, model)} for model in todo.values()]
     for repo in sorted(repos):
-        if freed := remove_unfinished(known, repo):
+        if freed := installed.remove_unfinished(known, repo):
             removed.append({"name": f"{repo}, unfinished", "bytes": freed})
     if demo is not None:
         removed.append({"name": DEMO, "bytes": demo.remove()})
@@ -172,7 +154,7 @@ def _fit(header: Header | None, machine: Machine) -> Fit:
     return fit(header, machine) if header else Fit()
 
 
-def _about(known: Library, model: InstalledModel, header: Header | None, fits: Fit) -> JsonObject:
+def _about(known: Library, model: installed.InstalledModel, header: Header | None, fits: Fit) -> JsonObject:
     entry = model.entry
     return {
         "name": model.name,
@@ -194,7 +176,7 @@ def _about(known: Library, model: InstalledModel, header: Header | None, fits: F
     }
 
 
-def _entry(known: Library, entry: ManifestEntry, there: Sequence[Installed]) -> JsonObject:
+def _entry(known: Library, entry: manifest.ManifestEntry, there: Sequence[Installed]) -> JsonObject:
     pair = known.manifest.pairs.get(entry.name)
     return {
         "name": entry.name,
@@ -291,18 +273,22 @@ def add(given: Mapping[str, Any]) -> int:
     known, name = library(), given["name"]
     path = os.path.abspath(os.path.expanduser(given["file"]))
     read_model(path)
-    if not is_own_name(name):
-        raise UsageError(f"{name!r} cannot be the name of a model", f"{NAME_FORM}; demo and pydoc are taken")
-    if (other := find_own(known.own_files, name)) is not None or known.manifest.find(name) is not None:
+    if not manifest.is_own_name(name):
+        raise UsageError(
+            f"{name!r} cannot be the name of a model", f"{manifest.NAME_FORM}; demo and pydoc are taken"
+        )
+    if (other := manifest.find_own(known.own_files, name)) is not None or known.manifest.find(
+        name
+    ) is not None:
         what = other.path if other is not None else "a model of the hub"
         raise UsageError(f"{name} is {what} already", "choose another name")
-    file = user_path(known.environ)
-    text = read_text(file) if file.exists() else f'schema = "{SCHEMA}"\n'
+    file = manifest.user_path(known.environ)
+    text = read_text(file) if file.exists() else f'schema = "{manifest.SCHEMA}"\n'
     escaped = path.replace("\\", "\\\\").replace('"', '\\"')
     escaped = "".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in escaped)
     entry = f'\n[models."{name}"]\nfile = "{escaped}"\n'
     changed = parse_toml(file, text.rstrip("\n") + "\n" + entry)
-    ManifestFile(changed).files()
+    manifest.ManifestFile(changed).files()
     _write(file, changed.text)
     console.data(f"{name} is {path}\n")
     console.note(f"specllama models rm {name} removes the name again, and not the file")
@@ -317,9 +303,15 @@ def verify(given: Mapping[str, Any]) -> int:
     known, names = library(), given.get("names", ())
     demo = DemoStore(known.environ)
     if names:
-        todo = [file for name in names if name != DEMO for m in select(known, name) for file in _files(m)]
+        todo = [
+            file
+            for name in names
+            if name != DEMO
+            for m in installed.select(known, name)
+            for file in _files(m)
+        ]
     else:
-        todo = [file for model in installed_models(known) for file in _files(model)]
+        todo = [file for model in installed.installed_models(known) for file in _files(model)]
     if DEMO in names or (not names and demo.is_on_disk()):
         todo.append(_File(DEMO, demo.require(), demo.verify))
     damaged: list[IntegrityError] = []
@@ -342,9 +334,9 @@ class _File(NamedTuple):
     verify: Callable[[Callable[[int], None]], bool | None]
 
 
-def _files(model: InstalledModel) -> Iterator[_File]:
+def _files(model: installed.InstalledModel) -> Iterator[_File]:
     for file in model.files:
-        yield _File(model.name, file.link, partial(verify_file, file))
+        yield _File(model.name, file.link, partial(installed.verify, file))
 
 
 def _verified(todo: Sequence[_File], damaged: list[IntegrityError]) -> Iterator[JsonObject]:

@@ -20,16 +20,7 @@ from typing import Any, NoReturn, TypeVar
 import numpy as np
 
 from specllama.errors import GGUFError, IntegrityError, NotFoundError
-from specllama.gguf.parse import (
-    FILE_TYPE_GUESSED,
-    FILE_TYPES,
-    MAX_TENSORS,
-    StringArray,
-    TensorInfo,
-    Value,
-    check_types,
-    parse,
-)
+from specllama.gguf import parse
 from specllama.gguf.source import DOWNLOAD_AGAIN, MAX_HEADER_BYTES, MAX_PARTS, FileSource, GGUFSource
 from specllama.gguf.split import part_form, part_names
 from specllama.regular_file import open_regular
@@ -48,8 +39,8 @@ class Header:
     """
 
     path: str
-    metadata: Mapping[str, Value]
-    tensors: tuple[TensorInfo, ...]
+    metadata: Mapping[str, parse.Value]
+    tensors: tuple[parse.TensorInfo, ...]
     file_bytes: int
     parts: tuple[str, ...] = ()
     offsets: Mapping[str, int] = field(default_factory=dict, repr=False)
@@ -142,7 +133,7 @@ class Header:
         n_expert = self.integer(f"{self.architecture}.expert_count")
         return (n_expert, self.arch_integer("expert_used_count")) if n_expert else (1, 1)
 
-    def _read(self) -> Iterator[tuple[TensorInfo, bool]]:
+    def _read(self) -> Iterator[tuple[parse.TensorInfo, bool]]:
         """The tensors that decodes read, and whether they belong to experts."""
         tied = not any(t.name == "output.weight" for t in self.tensors)
         unread = tuple(f"blk.{i}." for i in range(self.n_layer_trunk, self.n_layer))
@@ -155,8 +146,8 @@ class Header:
     def quant(self) -> str:
         """The quantisation's usual name, such as "Q4_K_M"; else the tensor type with the most bytes."""
         code = self.metadata.get("general.file_type")
-        if isinstance(code, int) and code & ~FILE_TYPE_GUESSED in FILE_TYPES:
-            return FILE_TYPES[code & ~FILE_TYPE_GUESSED]
+        if isinstance(code, int) and code & ~parse.FILE_TYPE_GUESSED in parse.FILE_TYPES:
+            return parse.FILE_TYPES[code & ~parse.FILE_TYPE_GUESSED]
         sizes: Counter[str] = Counter()
         for t in self.tensors:
             sizes[t.type] += t.n_bytes
@@ -199,10 +190,10 @@ class Header:
         return self.text("tokenizer.chat_template") or None
 
     @property
-    def tokens(self) -> StringArray:
+    def tokens(self) -> parse.StringArray:
         """The text of every token id as in the file; empty without a tokenizer."""
         value = self.metadata.get("tokenizer.ggml.tokens")
-        return value if isinstance(value, StringArray) else StringArray.empty()
+        return value if isinstance(value, parse.StringArray) else parse.StringArray.empty()
 
     @property
     def token_texts(self) -> list[bytes]:
@@ -228,8 +219,8 @@ class Header:
 
 def read_source(source: GGUFSource) -> Header:
     """The header at the start of `source`. Raises GGUFError, and what `source.read` raises."""
-    parsed = parse(source)
-    check_types(source.name, parsed.entries)
+    parsed = parse.parse(source)
+    parse.check_types(source.name, parsed.entries)
     return Header(
         path=source.name,
         metadata=MappingProxyType({key: entry.value for key, entry in parsed.entries.items()}),
@@ -279,8 +270,10 @@ def read_model(path: str | os.PathLike[str], opener: Opener = FileSource) -> Hea
         part = _read_part(first, name, i, opener)
         tensors += [replace(t, part=i) for t in part.tensors]
         total += part.file_bytes
-        if len(tensors) > MAX_TENSORS:
-            raise IntegrityError(f"{name}: more than {MAX_TENSORS} tensors with those of the parts before")
+        if len(tensors) > parse.MAX_TENSORS:
+            raise IntegrityError(
+                f"{name}: more than {parse.MAX_TENSORS} tensors with those of the parts before"
+            )
     counts = Counter(t.name for t in tensors)
     for t in tensors:
         if counts[t.name] > 1:

@@ -3,16 +3,7 @@
 from __future__ import annotations
 
 from specllama.errors import GGUFError, UsageError, option
-from specllama.gguf.check import (
-    check_architecture,
-    check_attention,
-    check_embeddings,
-    check_experts,
-    check_numbers,
-    check_sizes,
-    check_tokenizer,
-    check_types,
-)
+from specllama.gguf import check
 from specllama.gguf.header import Header, tensor_names
 from specllama.gguf.trimmed import read_trim
 from specllama.heads import HEAD_ARCHITECTURES, damaged_head, is_head_file, read_head
@@ -39,7 +30,7 @@ def check_model(header: Header) -> None:
 
 
 def _check_model(header: Header) -> None:
-    check_architecture(header)
+    check.check_architecture(header)
     if is_head_file(header):
         raise UsageError(f"{header.path} is a head without a model: it drafts for a target", _NAME_TARGET)
     if not header.tensors:
@@ -48,10 +39,10 @@ def _check_model(header: Header) -> None:
             f"{header.path}: tensor_count at byte 8: 0: {what}", "Get a file of the model that has weights."
         )
     _check_shape(header)
-    check_tokenizer(header)
-    check_embeddings(header)
-    check_types(header)
-    check_numbers(header)
+    check.check_tokenizer(header)
+    check.check_embeddings(header)
+    check.check_types(header)
+    check.check_numbers(header)
     if reason := damaged_head(header):
         key = f"{header.architecture}.nextn_predict_layers"
         header.fail(key, f"{reason}: llama.cpp does not load the model")
@@ -66,20 +57,20 @@ def check_draft(header: Header) -> None:
     if not is_head_file(header):
         _check_model(header)
         return
-    check_architecture(header)
+    check.check_architecture(header)
     _check_shape(header)
-    check_tokenizer(header)
+    check.check_tokenizer(header)
     read_head(header)
     if "token_embd.weight" in tensor_names(header):
-        check_embeddings(header)
-    check_types(header)
-    check_numbers(header)
+        check.check_embeddings(header)
+    check.check_types(header)
+    check.check_numbers(header)
 
 
 def _check_shape(header: Header) -> None:
-    check_sizes(header)
+    check.check_sizes(header)
     key, n_layer = f"{header.architecture}.nextn_predict_layers", header.n_layer
     if header.architecture not in HEAD_ARCHITECTURES and header.integer(key) >= n_layer:
         header.fail(key, f"not below the {n_layer} layers")
-    check_experts(header)
-    check_attention(header)
+    check.check_experts(header)
+    check.check_attention(header)

@@ -23,22 +23,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specllama.clock import ended, running_time, wait_until
+from specllama.prefix_disk import state_file
 from specllama.prefix_disk.directory import Say, StateDirectory, ignore_notice
 from specllama.prefix_disk.eviction import StateLedger, worth
 from specllama.prefix_disk.index import StateIndex
 from specllama.prefix_disk.record import PrefixRecord, as_record, raw
 from specllama.prefix_disk.scopes import state_name
-from specllama.prefix_disk.state_file import (
-    BadStateFileError,
-    State,
-    StateMeta,
-    advise,
-    file_size,
-    read_beginning,
-    read_parts,
-    read_state,
-    write_state,
-)
 from specllama.stored_figures import moved
 
 WRITE_RATE = 128e6  # bytes a second
@@ -101,7 +91,7 @@ class PrefixCandidate(NamedTuple):
     is partial. seconds: that loading the whole state is predicted to take, by the measured rate.
     """
 
-    state: State
+    state: state_file.State
     n_tokens: int
     seconds: float
 
@@ -191,7 +181,7 @@ class DiskStore:
             states, rate = self._index.find(scope, raw(ids)), self._load_rate
             return [PrefixCandidate(state, n, rate.seconds(state.meta.n_bytes)) for state, n in states]
 
-    def read(self, state: State, parts: Collection[str] | None = None) -> PrefixRecord | None:
+    def read(self, state: state_file.State, parts: Collection[str] | None = None) -> PrefixRecord | None:
         """A state that a look-up found, with all its parts or those named; None where it is gone, where it is
         not whole, which removes it, and where it has none of the parts.
         """
@@ -201,15 +191,15 @@ class DiskStore:
         began = self._clock()
         try:
             with self._directory.opened(state.name) as number:
-                advise(number, "POSIX_FADV_SEQUENTIAL")
-                header = read_state(number, self.secret, state.name)
+                state_file.advise(number, "POSIX_FADV_SEQUENTIAL")
+                header = state_file.read_state(number, self.secret, state.name)
                 if header.meta != state.meta or header.ids != state.ids:
-                    raise BadStateFileError("it is of another text than its name")
-                read = read_parts(number, header, parts)
-                advise(number, "POSIX_FADV_DONTNEED")
+                    raise state_file.BadStateFileError("it is of another text than its name")
+                read = state_file.read_parts(number, header, parts)
+                state_file.advise(number, "POSIX_FADV_DONTNEED")
                 record = as_record(header, read) if read else None
-        except (BadStateFileError, OSError) as error:
-            if isinstance(error, BadStateFileError):
+        except (state_file.BadStateFileError, OSError) as error:
+            if isinstance(error, state_file.BadStateFileError):
                 self._directory.discard(state.name, str(error))
             with self._changed:
                 self._index.remove(state.name)
@@ -347,7 +337,9 @@ class DiskStore:
         began = self._clock()
         with self._directory.opened(name) as number:
             ends = began + _TRIED_SECONDS
-            n_bytes = read_beginning(number, _TRIED_BYTES, lambda: not self._closing and self._clock() < ends)
+            n_bytes = state_file.read_beginning(
+                number, _TRIED_BYTES, lambda: not self._closing and self._clock() < ends
+            )
         with self._changed:
             self._load_rate.tried(n_bytes, self._clock() - began)
         self._note_uses()
@@ -375,7 +367,7 @@ class DiskStore:
             if there is not None:
                 self._used.append(there.name)
                 return
-        size, value = file_size(meta, len(record.ids)), worth(meta, self._load_rate.rate)
+        size, value = state_file.file_size(meta, len(record.ids)), worth(meta, self._load_rate.rate)
         with contextlib.ExitStack() as stack:
             with directory.locked():
                 self._refresh()
@@ -389,8 +381,8 @@ class DiskStore:
                     return
                 number, path = stack.enter_context(directory.unfinished(name, size))
             parts, pace = record.parts.values(), self._pace(number)
-            write_state(number, meta, ids, parts, self.secret, pace)
-            advise(number, "POSIX_FADV_DONTNEED")
+            state_file.write_state(number, meta, ids, parts, self.secret, pace)
+            state_file.advise(number, "POSIX_FADV_DONTNEED")
             with directory.locked():
                 directory.publish(path, name)
                 ledger = self._ledger()
@@ -424,7 +416,9 @@ class DiskStore:
 
         return written
 
-    def _remove_redundant(self, ledger: StateLedger, name: str, meta: StateMeta, ids: bytes) -> None:
+    def _remove_redundant(
+        self, ledger: StateLedger, name: str, meta: state_file.StateMeta, ids: bytes
+    ) -> None:
         """Remove the states that the new one continues."""
         with self._changed:
             covered = self._index.covered_by(meta.scope, ids) if meta.kind == "whole" else []

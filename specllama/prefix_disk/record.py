@@ -13,18 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specllama.config.store import temporary
-from specllama.prefix_disk.state_file import (
-    MAX_SECONDS,
-    MAX_TOKENS,
-    BadStateFileError,
-    Buffer,
-    PrefixKind,
-    State,
-    StateMeta,
-    read_parts,
-    read_state,
-    write_state,
-)
+from specllama.prefix_disk import state_file
 from specllama.regular_file import open_regular
 
 MAX_PARTS, MAX_PART_NAME = 16, 64
@@ -45,13 +34,13 @@ class PrefixRecord:
 
     scope: str
     ids: NDArray[np.int32]
-    kind: PrefixKind
-    parts: Mapping[str, Buffer] = field(repr=False)
+    kind: state_file.PrefixKind
+    parts: Mapping[str, state_file.Buffer] = field(repr=False)
     seconds: float
 
     def __post_init__(self) -> None:
-        if self.ids.dtype != np.int32 or self.ids.ndim != 1 or not 0 < len(self.ids) <= MAX_TOKENS:
-            raise ValueError(f"ids must be 1 to {MAX_TOKENS} int32 in one dimension")
+        if self.ids.dtype != np.int32 or self.ids.ndim != 1 or not 0 < len(self.ids) <= state_file.MAX_TOKENS:
+            raise ValueError(f"ids must be 1 to {state_file.MAX_TOKENS} int32 in one dimension")
         if self.kind not in ("whole", "partial"):
             raise ValueError(f"kind must be whole or partial, not {self.kind!r}")
         if not 0 < len(self.parts) <= MAX_PARTS:
@@ -61,7 +50,7 @@ class PrefixRecord:
                 raise ValueError(f"the name of a part has 1 to {MAX_PART_NAME} characters: {name[:80]!r}")
             if isinstance(part, memoryview) and (part.nbytes != len(part) or not part.c_contiguous):
                 raise ValueError(f"part {name!r} is no view of bytes")
-        if not 0 <= self.seconds < MAX_SECONDS:
+        if not 0 <= self.seconds < state_file.MAX_SECONDS:
             raise ValueError(f"seconds must be from 0, not {self.seconds!r}")
 
     @property
@@ -69,10 +58,10 @@ class PrefixRecord:
         """Bytes of all parts."""
         return sum(len(part) for part in self.parts.values())
 
-    def meta(self, key: str, model: str) -> StateMeta:
+    def meta(self, key: str, model: str) -> state_file.StateMeta:
         """Its description as a state of a model."""
         sizes = tuple((name, len(part)) for name, part in self.parts.items())
-        return StateMeta(key, model, self.scope, self.kind, self.seconds, sizes)
+        return state_file.StateMeta(key, model, self.scope, self.kind, self.seconds, sizes)
 
     def replaces(self, other: PrefixRecord) -> bool:
         """Whether this one does all that the other one, made before, would do."""
@@ -87,13 +76,13 @@ def raw(ids: NDArray[np.int32]) -> bytes:
     return ids.astype(np.dtype("<i4"), copy=False).tobytes()
 
 
-def as_record(state: State, parts: Mapping[str, Buffer]) -> PrefixRecord:
+def as_record(state: state_file.State, parts: Mapping[str, state_file.Buffer]) -> PrefixRecord:
     """The record of a state with parts that were read. Raises BadStateFileError."""
     ids = np.frombuffer(state.ids, np.dtype("<i4")).astype(np.int32)
     try:
         return PrefixRecord(state.meta.scope, ids, state.meta.kind, parts, state.meta.seconds)
     except ValueError as error:
-        raise BadStateFileError(str(error)) from None
+        raise state_file.BadStateFileError(str(error)) from None
 
 
 # One state in a file that a client has named: llama-server's saved slots. The format is that of the cache,
@@ -109,7 +98,7 @@ def write_slot_file(path: Path, record: PrefixRecord, key: str, model: str = "")
     new = temporary(path)
     number = os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
-        n_bytes = write_state(
+        n_bytes = state_file.write_state(
             number, record.meta(key, model), raw(record.ids), record.parts.values(), b"", lambda _: None
         )
         new.replace(path)
@@ -125,14 +114,16 @@ def read_slot_file(path: Path, key: str, scope: str, max_bytes: int) -> PrefixRe
     memory. Raises BadStateFileError, which says why it cannot be used, and OSError.
     """
     with open_regular(path) as file:
-        state = read_state(file.fileno(), b"")
+        state = state_file.read_state(file.fileno(), b"")
         meta = state.meta
         if meta.scope != scope:
-            raise BadStateFileError("it belongs to another key")
+            raise state_file.BadStateFileError("it belongs to another key")
         if meta.key != key:
-            raise BadStateFileError(
+            raise state_file.BadStateFileError(
                 "it was saved with another model, other settings of the context, or another llama.cpp"
             )
         if meta.n_bytes > max_bytes:
-            raise BadStateFileError(f"it needs {meta.n_bytes} bytes of memory, and {max_bytes} are free")
-        return as_record(state, read_parts(file.fileno(), state))
+            raise state_file.BadStateFileError(
+                f"it needs {meta.n_bytes} bytes of memory, and {max_bytes} are free"
+            )
+        return as_record(state, state_file.read_parts(file.fileno(), state))

@@ -10,17 +10,8 @@ from specllama.bench.words import percent
 from specllama.cli.doctor.files import meaning
 from specllama.cli.formatting import rough_duration, table, wrapped
 from specllama.cli.measuring import PartialResults
+from specllama.client import tune_messages
 from specllama.client.model_info import LoadInfo
-from specllama.client.tune_messages import (
-    MeasuredDraft,
-    RowsComparison,
-    TextCount,
-    ThreadsComparison,
-    TimedCurve,
-    TuneAgenda,
-    TunePart,
-    WrittenTexts,
-)
 from specllama.config.load import ModelSettings
 from specllama.core.replay.break_even import easiest
 from specllama.json_types import JsonObject
@@ -39,7 +30,7 @@ class DraftResult:
     name: str
     path: str | None
     inside: bool
-    measured: MeasuredDraft
+    measured: tune_messages.MeasuredDraft
 
     @property
     def speedup(self) -> float | None:
@@ -81,34 +72,34 @@ class TuneResults(PartialResults):
         names = {**_names([*paths, *unusable]), target: OWN_HEAD}
 
         def result(path: str, problem: str = "") -> DraftResult:
-            return DraftResult(names[path], path, path == target, MeasuredDraft(-1, problem))
+            return DraftResult(names[path], path, path == target, tune_messages.MeasuredDraft(-1, problem))
 
         self.drafts = {i: result(path) for i, path in enumerate(paths)}
         if copies:
-            self.drafts[-1] = DraftResult(COPY, None, False, MeasuredDraft(-1))
+            self.drafts[-1] = DraftResult(COPY, None, False, tune_messages.MeasuredDraft(-1))
         self.unusable = [result(path, reason) for path, reason in unusable.items()]
         self.info: LoadInfo  # once the target is loaded
-        self.agenda: TuneAgenda | None = None
-        self.curves: list[TimedCurve] = []
-        self.threads: ThreadsComparison | None = None
-        self.rows: RowsComparison | None = None
-        self.texts: Mapping[str, TextCount] = {}
+        self.agenda: tune_messages.TuneAgenda | None = None
+        self.curves: list[tune_messages.TimedCurve] = []
+        self.threads: tune_messages.ThreadsComparison | None = None
+        self.rows: tune_messages.RowsComparison | None = None
+        self.texts: Mapping[str, tune_messages.TextCount] = {}
         self.seconds = 0.0
 
-    def add(self, part: TunePart) -> None:
+    def add(self, part: tune_messages.TunePart) -> None:
         """Add a part that the engine process reports."""
         match part:
-            case TuneAgenda():
+            case tune_messages.TuneAgenda():
                 self.agenda = part
-            case TimedCurve():
+            case tune_messages.TimedCurve():
                 self.curves += [part] if part.points else []
-            case ThreadsComparison():
+            case tune_messages.ThreadsComparison():
                 self.threads = part
-            case RowsComparison():
+            case tune_messages.RowsComparison():
                 self.rows = part
-            case WrittenTexts():
+            case tune_messages.WrittenTexts():
                 self.texts = part.workloads
-            case MeasuredDraft():
+            case tune_messages.MeasuredDraft():
                 self.drafts[part.index].measured = part
 
     @property
@@ -159,7 +150,7 @@ class TuneResults(PartialResults):
         }
 
 
-def _relative(curve: TimedCurve) -> Iterator[JsonObject]:
+def _relative(curve: tune_messages.TimedCurve) -> Iterator[JsonObject]:
     first = next((p.seconds for p in curve.points if p.rows == 1), None)
     return ({**asdict(p), "relative": p.seconds / first if first else None} for p in curve.points)
 
@@ -296,7 +287,7 @@ def _curves(results: TuneResults, width: int | None) -> Iterator[str]:
             yield from wrapped(f"Not timed, for lack of time or room: {left} rows.", width)
 
 
-def _threads(threads: ThreadsComparison, width: int | None) -> Iterator[str]:
+def _threads(threads: tune_messages.ThreadsComparison, width: int | None) -> Iterator[str]:
     points = threads.points
     rows = [["t(1)", *(_ms(p.one) for p in points)], [f"t({threads.rows})", *(_ms(p.wide) for p in points)]]
     yield ""
@@ -305,7 +296,7 @@ def _threads(threads: ThreadsComparison, width: int | None) -> Iterator[str]:
     yield from wrapped(threads_verdict(threads), width)
 
 
-def threads_verdict(threads: ThreadsComparison) -> str:
+def threads_verdict(threads: tune_messages.ThreadsComparison) -> str:
     """The advice on threads: none, or `-t N` where that is clearly better."""
     used, batch = threads.used, threads.used_batch
     name = f"-t {used}" + (f" -tb {batch}" if batch != used else "")
@@ -319,7 +310,7 @@ def threads_verdict(threads: ThreadsComparison) -> str:
     return f"{best} is {threads.gain:.2f} x as fast as {name}, which is used: give {best}, and tune again."
 
 
-def _exactness(rows: RowsComparison, width: int | None) -> Iterator[str]:
+def _exactness(rows: tune_messages.RowsComparison, width: int | None) -> Iterator[str]:
     yield ""
     if rows.value is None:
         yield from wrapped(f"Exactness: not measured, {rows.reason}.", width)
