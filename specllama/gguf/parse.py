@@ -73,17 +73,16 @@ GGML_TYPES: dict[int, GGMLType] = {
     42: GGMLType("Q2_0", 64, 18),
 }
 
+
+def _by_code(table: str) -> dict[int, str]:
+    """Names by their codes, from words of the form name:code."""
+    return {int(code): name for name, _, code in (word.partition(":") for word in table.split())}
+
+
 # Types that llama.cpp no longer reads, by id.
-REMOVED_TYPES: dict[int, str] = {
-    4: "Q4_2",
-    5: "Q4_3",
-    31: "Q4_0_4_4",
-    32: "Q4_0_4_8",
-    33: "Q4_0_8_8",
-    36: "IQ4_NL_4_4",
-    37: "IQ4_NL_4_8",
-    38: "IQ4_NL_8_8",
-}
+REMOVED_TYPES = _by_code(
+    "Q4_2:4 Q4_3:5 Q4_0_4_4:31 Q4_0_4_8:32 Q4_0_8_8:33 IQ4_NL_4_4:36 IQ4_NL_4_8:37 IQ4_NL_8_8:38"
+)
 
 TYPE_BY_NAME: dict[str, GGMLType] = {t.name.lower(): t for t in GGML_TYPES.values()}
 TYPE_NUMBERS: dict[str, int] = {t.name: number for number, t in GGML_TYPES.items()}
@@ -91,44 +90,12 @@ TYPE_NUMBERS: dict[str, int] = {t.name: number for number, t in GGML_TYPES.items
 NOT_MULTIPLIED = frozenset(("Q8_1", "Q8_K", "I8", "I16", "I32", "I64", "F64"))
 
 # `general.file_type`, llama_ftype in llama.h.
-FILE_TYPES: dict[int, str] = {
-    0: "F32",
-    1: "F16",
-    2: "Q4_0",
-    3: "Q4_1",
-    7: "Q8_0",
-    8: "Q5_0",
-    9: "Q5_1",
-    10: "Q2_K",
-    11: "Q3_K_S",
-    12: "Q3_K_M",
-    13: "Q3_K_L",
-    14: "Q4_K_S",
-    15: "Q4_K_M",
-    16: "Q5_K_S",
-    17: "Q5_K_M",
-    18: "Q6_K",
-    19: "IQ2_XXS",
-    20: "IQ2_XS",
-    21: "Q2_K_S",
-    22: "IQ3_XS",
-    23: "IQ3_XXS",
-    24: "IQ1_S",
-    25: "IQ4_NL",
-    26: "IQ3_S",
-    27: "IQ3_M",
-    28: "IQ2_S",
-    29: "IQ2_M",
-    30: "IQ4_XS",
-    31: "IQ1_M",
-    32: "BF16",
-    36: "TQ1_0",
-    37: "TQ2_0",
-    38: "MXFP4_MOE",
-    39: "NVFP4",
-    40: "Q1_0",
-    41: "Q2_0",
-}
+FILE_TYPES = _by_code("""
+    F32:0 F16:1 Q4_0:2 Q4_1:3 Q8_0:7 Q5_0:8 Q5_1:9 Q2_K:10 Q3_K_S:11 Q3_K_M:12 Q3_K_L:13 Q4_K_S:14 Q4_K_M:15
+    Q5_K_S:16 Q5_K_M:17 Q6_K:18 IQ2_XXS:19 IQ2_XS:20 Q2_K_S:21 IQ3_XS:22 IQ3_XXS:23 IQ1_S:24 IQ4_NL:25
+    IQ3_S:26 IQ3_M:27 IQ2_S:28 IQ2_M:29 IQ4_XS:30 IQ1_M:31 BF16:32 TQ1_0:36 TQ2_0:37 MXFP4_MOE:38 NVFP4:39
+    Q1_0:40 Q2_0:41
+""")
 
 FILE_TYPE_GUESSED = 1024  # flag in general.file_type: the converter guessed
 

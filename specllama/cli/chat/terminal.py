@@ -373,9 +373,7 @@ class Screen:
 
     def line(self, text: str) -> None:
         """Show a line of its own in the answer."""
-        if self._splitter is not None:
-            self._pieces(self._splitter.finish())
-            self._splitter = None
+        self.end(newline=False)
         self._write(text if self._at_start else f"\n{text}")
         self._write("\n")
 
