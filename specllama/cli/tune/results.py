@@ -131,6 +131,12 @@ class TuneResults(PartialResults):
 
     def to_dict(self) -> JsonObject:
         """A part of schema specllama.tune/1."""
+        curves = [asdict(curve) for curve in self.curves]
+        for curve in curves:
+            first = next((p["seconds"] for p in curve["points"] if p["rows"] == 1), None)
+            curve["points"] = [
+                {**p, "relative": p["seconds"] / first if first else None} for p in curve["points"]
+            ]
         rows, agenda = asdict(self.rows) if self.rows else None, self.agenda
         if rows is not None:
             rows |= {"alike": rows.pop("equal_up_to"), "unlike": rows.pop("unequal_from")}
@@ -138,7 +144,7 @@ class TuneResults(PartialResults):
             "seconds": self.seconds,
             "interrupted": self.is_partial,
             "disturbed": self.disturbed,
-            "t_n": [{**asdict(c), "points": [*_relative(c)]} for c in self.curves],
+            "t_n": curves,
             "threads": asdict(self.threads) if self.threads else None,
             "epsilon": rows,
             "n_tokens": agenda.n_tokens if agenda else None,
@@ -148,11 +154,6 @@ class TuneResults(PartialResults):
             "ranking": [draft.to_dict() for draft in self.ranking],
             "not_ranked": [draft.to_dict() for draft in self.others],
         }
-
-
-def _relative(curve: tune_messages.TimedCurve) -> Iterator[JsonObject]:
-    first = next((p.seconds for p in curve.points if p.rows == 1), None)
-    return ({**asdict(p), "relative": p.seconds / first if first else None} for p in curve.points)
 
 
 def _names(paths: Sequence[str]) -> dict[str, str]:
@@ -353,21 +354,20 @@ def _ranking(results: TuneResults, width: int | None) -> Iterator[str]:
             "copying; accepted: the share of these tokens that the draft predicted:",
             width,
         )
-        rows = [_predicted(e, names) for e in ranking]
+        rows = []
+        for draft in ranking:
+            forecast = draft.measured.forecast
+            assert forecast is not None
+            speeds = (
+                f"{forecast.workloads[n].speedup:.2f}" if n in forecast.workloads else "-" for n in names
+            )
+            accepted = percent(forecast.acceptance)
+            rows.append([_shortened(draft.name), accepted, *speeds, f"{forecast.speedup:.2f}"])
         yield from table(["draft", "accepted", *map(_shortened, names), "all"], rows, width, 1)
     for draft in results.others:
         problem = draft.measured.problem
         why = f"cannot be used: {printable(problem)}" if problem else "was not measured to the end"
         yield from wrapped(f"{printable(draft.name)} {why}.", width)
-
-
-def _predicted(draft: DraftResult, names: Sequence[str]) -> list[str]:
-    forecast = draft.measured.forecast
-    assert forecast is not None
-    parts = forecast.workloads
-    speeds = (f"{parts[name].speedup:.2f}" if name in parts else "-" for name in names)
-    accepted = percent(forecast.acceptance)
-    return [_shortened(draft.name), accepted, *speeds, f"{forecast.speedup:.2f}"]
 
 
 def _notes(results: TuneResults) -> Iterator[str]:
