@@ -61,9 +61,8 @@ def find_worker(endpoint: str) -> tuple[str, int]:
         addresses = socket.getaddrinfo(host, int(port), socket.AF_INET, socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise NetworkError(
-            f"the RPC worker {endpoint} cannot be found: {reason}", "check the name, or give its IPv4 address"
-        ) from None
+        message = f"the RPC worker {endpoint} cannot be found: {reason}"
+        raise NetworkError(message, "check the name, or give its IPv4 address") from None
     return str(addresses[0][4][0]), int(port)
 
 
@@ -74,17 +73,15 @@ def listen_address(host: str, port: int) -> tuple[str, int]:
     if not 0 <= port < 1 << 16:
         raise UsageError(f"must be from 0 to 65535, not {port}", option="port")
     if ":" in host:
-        raise UsageError(
-            f"{host}: ggml's RPC supports IPv4 only", "give an IPv4 address, as 127.0.0.1", option="host"
-        )
+        message = f"{host}: ggml's RPC supports IPv4 only"
+        raise UsageError(message, "give an IPv4 address, as 127.0.0.1", option="host")
     try:
         if not re.fullmatch(_HOST, host):
             raise OSError
         address = socket.getaddrinfo(host, port, socket.AF_INET, socket.SOCK_STREAM)[0][4][0]
     except (OSError, UnicodeError):
-        raise UsageError(
-            f"{host[:80]!r} is not an address", "give an IPv4 address, as 127.0.0.1", option="host"
-        ) from None
+        message = f"{host[:80]!r} is not an address"
+        raise UsageError(message, "give an IPv4 address, as 127.0.0.1", option="host") from None
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -148,9 +145,8 @@ def probe(endpoint: str, seconds: float = PROBE_SECONDS) -> Worker:
                 "there",
             ) from None
         except OSError as error:
-            raise NetworkError(
-                f"the RPC worker {endpoint} closed the connection: {error}", _hint(endpoint)
-            ) from None
+            message = f"the RPC worker {endpoint} closed the connection: {error}"
+            raise NetworkError(message, _hint(endpoint)) from None
     return Worker(endpoint, f"{address[0]}:{address[1]}", version, memory)
 
 

@@ -213,9 +213,8 @@ class AsyncLLM(BaseLLM):
         """Submit a request, and yield what is made of the deltas that arrive together."""
         inbox = AsyncInbox(request)
         if self._running.setdefault(request.request_id, inbox) is not inbox:
-            raise UsageError(
-                f"there is a request {request.request_id!r} already", "give each its own request_id"
-            )
+            message = f"there is a request {request.request_id!r} already"
+            raise UsageError(message, "give each its own request_id")
         try:
             inbox.start(await self._client())
             while not request.finished:

@@ -197,9 +197,8 @@ class BenchRunner:
                 following = next(fitting, None)
                 if following is None:
                     part = " or a shorter text, or -n for a part of it" if case.forced else ""
-                    raise ContextLengthError(
-                        f"no prompt fits the context: {self.skipped[case]}", f"use a larger -c{part}"
-                    )
+                    message = f"no prompt fits the context: {self.skipped[case]}"
+                    raise ContextLengthError(message, f"use a larger -c{part}")
                 case = following
             yield config
 

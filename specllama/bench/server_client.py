@@ -229,9 +229,8 @@ def unreachable(error: Exception, url: str) -> NetworkError:
 
 def timed_out(url: str, seconds: float) -> NetworkError:
     """The error for an answer that does not end in time."""
-    return NetworkError(
-        f"{url} has not answered within {seconds:g} s", "--timeout S waits longer, -n makes answers shorter"
-    )
+    message = f"{url} has not answered within {seconds:g} s"
+    return NetworkError(message, "--timeout S waits longer, -n makes answers shorter")
 
 
 def not_an_api(url: str, why: str) -> NotFoundError:

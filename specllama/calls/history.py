@@ -342,9 +342,8 @@ def tool(
     `details["param"]` names the part at fault.
     """
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise _refused(
-            f"must have 1 to {MAX_NAME} letters, digits and _.:/@-, not {str(name)[:80]!r}", f"{field}.name"
-        )
+        message = f"must have 1 to {MAX_NAME} letters, digits and _.:/@-, not {str(name)[:80]!r}"
+        raise _refused(message, f"{field}.name")
     if not isinstance(description, (str, type(None))):
         raise _refused("must be a text", f"{field}.description")
     if not isinstance(parameters, (Mapping, type(None))):
@@ -352,9 +351,8 @@ def tool(
     schema = without_nulls(parameters or {})
     kind = schema.get("type", "object")
     if kind != "object" and not (isinstance(kind, list) and "object" in kind):
-        raise _refused(
-            f"must be the schema of an object: its type is {str(kind)[:80]!r}", f"{field}.{schema_field}"
-        )
+        message = f"must be the schema of an object: its type is {str(kind)[:80]!r}"
+        raise _refused(message, f"{field}.{schema_field}")
     if not any_form and (problem := fault(schema, f"{field}.{schema_field}")) is not None:
         raise _refused(problem[1], problem[0])
     return Tool(name, description or "", schema | {"type": "object"} if schema else {}, strict)

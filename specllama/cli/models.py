@@ -274,9 +274,8 @@ def add(given: Mapping[str, Any]) -> int:
     path = os.path.abspath(os.path.expanduser(given["file"]))
     read_model(path)
     if not manifest.is_own_name(name):
-        raise UsageError(
-            f"{name!r} cannot be the name of a model", f"{manifest.NAME_FORM}; demo and pydoc are taken"
-        )
+        message = f"{name!r} cannot be the name of a model"
+        raise UsageError(message, f"{manifest.NAME_FORM}; demo and pydoc are taken")
     if (other := manifest.find_own(known.own_files, name)) is not None or known.manifest.find(
         name
     ) is not None:

@@ -80,9 +80,8 @@ def _resolved(known: Library, name: str) -> ResolvedModel:
         raise UsageError(f"{name} comes with specllama, there is nothing to download")
     if parsed.where is None:
         known.find(name, "NAME")  # for an unknown name, its error says more
-        raise UsageError(
-            f"{name} is a file already", "pull takes names: specllama models, or user/repo:QUANT"
-        )
+        message = f"{name} is a file already"
+        raise UsageError(message, "pull takes names: specllama models, or user/repo:QUANT")
     try:
         return known.on_hub(parsed)
     except NetworkError as error:

@@ -59,9 +59,8 @@ def _request(given: Mapping[str, Any]) -> protocol.Serve:
     devices = [name.strip() for name in given.get("devices", "").split(",") if name.strip()]
     host, port = rpc.listen_address(given.get("host", "127.0.0.1"), given.get("port", rpc.PORT))
     cache = str(cache_dir() / "rpc" / f"{host}-{port}") if given.get("cache") else ""
-    return protocol.Serve(
-        f"{host}:{port}", devices, n_threads, int(memory * 1e9), cache, given.get("verbose", False)
-    )
+    address = f"{host}:{port}"
+    return protocol.Serve(address, devices, n_threads, int(memory * 1e9), cache, given.get("verbose", False))
 
 
 def _object(serving: protocol.Serving) -> JsonObject:

@@ -106,9 +106,8 @@ def check_tokenizer(header: Header) -> None:
     key = "tokenizer.ggml.model"
     model = header.text(key)
     if not model or model in NO_TOKENIZER:
-        header.fail(
-            key, "the file has no tokenizer", "Get or convert a file of the model with its tokenizer."
-        )
+        reason = "the file has no tokenizer"
+        header.fail(key, reason, "Get or convert a file of the model with its tokenizer.")
     if model not in TOKENIZERS:
         header.fail(key, f"{model!r} is unknown, not one of {', '.join(TOKENIZERS)}")
     n_tokens = len(header.tokens)

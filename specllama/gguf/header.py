@@ -271,9 +271,8 @@ def read_model(path: str | os.PathLike[str], opener: Opener = FileSource) -> Hea
         tensors += [replace(t, part=i) for t in part.tensors]
         total += part.file_bytes
         if len(tensors) > parse.MAX_TENSORS:
-            raise IntegrityError(
-                f"{name}: more than {parse.MAX_TENSORS} tensors with those of the parts before"
-            )
+            message = f"{name}: more than {parse.MAX_TENSORS} tensors with those of the parts before"
+            raise IntegrityError(message)
     counts = Counter(t.name for t in tensors)
     for t in tensors:
         if counts[t.name] > 1:

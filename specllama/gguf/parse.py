@@ -518,9 +518,8 @@ def check_types(name: str, entries: Mapping[str, MetadataEntry]) -> None:
             allowed = _ARCH_TYPES.get(key.removeprefix(prefix))
         if allowed and entry.kind not in allowed:
             message = f"{name}: metadata[{i}] {key!r} at byte {entry.offset}: its type is {entry.kind}, not "
-            raise GGUFError(
-                message + " or ".join(allowed), "Get another file of the model, or convert it again."
-            )
+            hint = "Get another file of the model, or convert it again."
+            raise GGUFError(message + " or ".join(allowed), hint)
 
 
 def _excess(key: str, entry: MetadataEntry) -> str:

@@ -49,13 +49,11 @@ class FileSource:
             info = os.fstat(self._fd)
             _refuse_special(self.name, info)
         except (FileNotFoundError, NotADirectoryError):
-            raise NotFoundError(
-                f"{self.name}: no such file", "Check the path, or see: specllama models."
-            ) from None
+            message = f"{self.name}: no such file"
+            raise NotFoundError(message, "Check the path, or see: specllama models.") from None
         except PermissionError:
-            raise UsageError(
-                f"{self.name}: no permission to read the file", "Check its owner and mode."
-            ) from None
+            message = f"{self.name}: no permission to read the file"
+            raise UsageError(message, "Check its owner and mode.") from None
         except (OSError, ValueError) as e:
             self.close()
             shown = self.name.replace("\0", "\\0") if len(self.name) < 300 else self.name[:300] + "…"
@@ -70,9 +68,8 @@ class FileSource:
             os.lseek(self._fd, offset, os.SEEK_SET)
             return os.read(self._fd, n)
         except OSError as e:
-            raise GGUFError(
-                f"{self.name}: cannot be read at byte {offset}: {_reason(e)}", DOWNLOAD_AGAIN
-            ) from None
+            message = f"{self.name}: cannot be read at byte {offset}: {_reason(e)}"
+            raise GGUFError(message, DOWNLOAD_AGAIN) from None
 
     def close(self) -> None:
         if self._fd >= 0:
@@ -112,9 +109,8 @@ class Window:
         where = self.pos if offset is None else offset
         if end > self.size:
             missing = end - self.size
-            self.fail(
-                field, where, f"the file ends at byte {self.size}, at least {missing} bytes before it should"
-            )
+            hint = f"the file ends at byte {self.size}, at least {missing} bytes before it should"
+            self.fail(field, where, hint)
         if end > MAX_HEADER_BYTES:
             self.fail(field, where, f"a header of more than {MAX_HEADER_BYTES} bytes is refused")
         while (have := self.base + len(self.buf)) < end:
@@ -123,9 +119,8 @@ class Window:
                 have, min(max(end - have, ahead), self.size - have, MAX_HEADER_BYTES - have)
             )
             if not data:
-                self.fail(
-                    field, where, f"the file ended at byte {have} while it was read: it is being changed"
-                )
+                hint = f"the file ended at byte {have} while it was read: it is being changed"
+                self.fail(field, where, hint)
             self.buf += data
 
     def take(self, n: int, field: str) -> bytes:

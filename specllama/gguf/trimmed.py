@@ -81,9 +81,8 @@ def read_trim(header: Header) -> TrimInfo | None:
         header.fail(key, f"not ascending ids of {n_vocab} tokens", TRIM_AGAIN)
     shortened = all(t.name != "d2t" for t in header.tensors)
     if (n_tokens := header.n_vocab) != (expected := len(ids) if shortened else n_vocab):
-        header.fail(
-            key, f"{len(ids)} ids, for which {expected} tokens are needed, not {n_tokens}", TRIM_AGAIN
-        )
+        reason = f"{len(ids)} ids, for which {expected} tokens are needed, not {n_tokens}"
+        header.fail(key, reason, TRIM_AGAIN)
     return TrimInfo(
         ids=ids,
         n_vocab=n_vocab,

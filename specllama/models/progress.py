@@ -94,9 +94,8 @@ class RetryPolicy:
             raise NetworkError(error.message, again) from None
         seconds = self._waits[self._failed] if error.retry_after is None else error.retry_after
         if seconds > self._longest:
-            raise NetworkError(
-                f"{error.message}: it asks to wait {seconds:.0f} s", "try again then"
-            ) from None
+            message = f"{error.message}: it asks to wait {seconds:.0f} s"
+            raise NetworkError(message, "try again then") from None
         self._failed += 1
         self._listener.clear()
         self._listener.note(f"{error.message}; trying again in {seconds:g} s")

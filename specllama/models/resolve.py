@@ -118,9 +118,8 @@ class Library:
         known = self.manifest
         models_dir = self._models_dir or self.environ.get(MODELS_DIR, "")
         if models_dir and not os.path.isdir(os.path.expanduser(models_dir)):
-            raise ConfigError(
-                f"{models_dir} is no folder of models that can be read", "name one that there is"
-            )
+            message = f"{models_dir} is no folder of models that can be read"
+            raise ConfigError(message, "name one that there is")
         folders = [*([models_dir] if models_dir else []), *known.folders]
         taken = {name.lower() for name in (*known.names(), *BUILT_IN)}
         return own_files(known.files, folders, taken)

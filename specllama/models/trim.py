@@ -288,9 +288,8 @@ def _merges(merges: StringArray, kept: set[bytes]) -> list[bytes]:
         if left in kept and right in kept and left + right in kept:
             merges_kept.append(raw)
     if not merges_kept:
-        raise UsageError(
-            "no merge of the tokenizer is left, so that llama.cpp could not load it", "keep more"
-        )
+        message = "no merge of the tokenizer is left, so that llama.cpp could not load it"
+        raise UsageError(message, "keep more")
     return merges_kept
 
 

@@ -309,9 +309,8 @@ def _training(target: Header, draft: Header) -> Iterator[Note]:
     elif b is None:
         yield Note("the draft has no chat template: it may not have been trained on conversations")
     elif a != b:
-        yield Note(
-            "chat templates differ: the target's is used, which the draft may not have been trained on"
-        )
+        text = "chat templates differ: the target's is used, which the draft may not have been trained on"
+        yield Note(text)
     n_target, n_draft = target.n_ctx_train, draft.n_ctx_train
     if 0 < n_draft < n_target:
         trained = f"the draft was trained on {n_draft} tokens of context, the target on {n_target}"

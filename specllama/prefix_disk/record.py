@@ -119,11 +119,9 @@ def read_slot_file(path: Path, key: str, scope: str, max_bytes: int) -> PrefixRe
         if meta.scope != scope:
             raise state_file.BadStateFileError("it belongs to another key")
         if meta.key != key:
-            raise state_file.BadStateFileError(
-                "it was saved with another model, other settings of the context, or another llama.cpp"
-            )
+            message = "it was saved with another model, other settings of the context, or another llama.cpp"
+            raise state_file.BadStateFileError(message)
         if meta.n_bytes > max_bytes:
-            raise state_file.BadStateFileError(
-                f"it needs {meta.n_bytes} bytes of memory, and {max_bytes} are free"
-            )
+            message = f"it needs {meta.n_bytes} bytes of memory, and {max_bytes} are free"
+            raise state_file.BadStateFileError(message)
         return as_record(state, state_file.read_parts(file.fileno(), state))

@@ -157,9 +157,8 @@ def _greet(session: ChatSession, show_draft: bool) -> None:
     if show_draft and session.screen.show_draft:
         session.screen.legend()
     elif show_draft:
-        console.note(
-            "note: --show-draft needs a terminal with colours (see NO_COLOR and TERM); nothing is marked"
-        )
+        text = "note: --show-draft needs a terminal with colours (see NO_COLOR and TERM); nothing is marked"
+        console.note(text)
     if session.interactive:
         session.screen.dim("/help lists the commands, Ctrl-D leaves")
 
@@ -259,9 +258,8 @@ def _check_name(given: Mapping[str, Any], library: ChatLibrary) -> None:
     with contextlib.suppress(ResourceError):  # the chat goes on, and says that it is not saved
         unused = library.unused(name)
     if unused != name:
-        raise UsageError(
-            f": there is a conversation {name!r} already", f"{command(name)} goes on with it", option="name"
-        )
+        message = f": there is a conversation {name!r} already"
+        raise UsageError(message, f"{command(name)} goes on with it", option="name")
 
 
 def options_of(given: Mapping[str, Any], values: Mapping[str, Any]) -> OptionValues:

@@ -52,9 +52,8 @@ def _help(_session: ChatSession, _rest: str) -> None:
     width = max(len(f"{name} {command.usage}") for name, command in COMMANDS.items())
     for name, command in COMMANDS.items():
         console.note(f"{f'{name} {command.usage}':{width}}  {command.help}")
-    console.note(
-        '""" on a line of its own begins and ends a message of several lines; Alt-Enter adds a line.'
-    )
+    text = '""" on a line of its own begins and ends a message of several lines; Alt-Enter adds a line.'
+    console.note(text)
     console.note("Ctrl-C stops an answer and keeps it; Ctrl-D leaves. // begins a message with a slash.")
 
 

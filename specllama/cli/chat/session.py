@@ -304,9 +304,8 @@ class ChatSession:
         except ContextLengthError as error:
             if not self._make_room(error.details.get("n_prompt_tokens")):
                 if not self._was_refused:
-                    raise ContextLengthError(
-                        error.message, f"it was not sent; {ways}", error.details
-                    ) from None
+                    hint = f"it was not sent; {ways}"
+                    raise ContextLengthError(error.message, hint, error.details) from None
                 console.note(f"note: no turns were dropped; {ways}")
                 return False
             written = self._generate(turn, params)
@@ -397,9 +396,8 @@ class ChatSession:
             raise error
         if answer.finish_reason == "length" and answer.params is not None:
             n = self.params.get("max_tokens", answer.params.max_tokens)  # of the rest of an answer: less
-            console.note(
-                f"note: the answer was cut at max_tokens = {n}; /set max_tokens -1 lets it end by itself"
-            )
+            text = f"note: the answer was cut at max_tokens = {n}; /set max_tokens -1 lets it end by itself"
+            console.note(text)
         elif answer.finish_reason == "cancel":
             self.screen.dim("stopped; what was written is kept" if answer.text else "stopped")
             if not self.interactive:

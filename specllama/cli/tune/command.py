@@ -159,9 +159,8 @@ def _drafts(names: Sequence[str], values: Values, target: str) -> list[ModelSett
         if os.path.samefile(draft.path, target):
             header = read_model(target)
             if read_head(header) is None and not unusable_head(header):
-                raise UsageError(
-                    f"-md {name} is the target itself, which has no head", "a draft is a smaller model"
-                )
+                message = f"-md {name} is the target itself, which has no head"
+                raise UsageError(message, "a draft is a smaller model")
             draft = replace(draft, path=target)
         if any(os.path.samefile(draft.path, other.path) for other in drafts):
             raise UsageError(f"-md {name} is given twice")

@@ -283,9 +283,8 @@ def repositories(root: Path) -> list[str]:
 def unwritable(path: Path, error: OSError) -> ResourceError:
     """The error for a cache that cannot be written."""
     if path.is_relative_to(NOWHERE):
-        return ResourceError(
-            "there is no home directory to keep models in", "set HF_HUB_CACHE to a directory"
-        )
+        message = "there is no home directory to keep models in"
+        return ResourceError(message, "set HF_HUB_CACHE to a directory")
     hint = "make it writable, or set HF_HUB_CACHE to a directory that is"
     return ResourceError(f"{path} cannot be written: {error.strerror or error}", hint)
 

@@ -63,9 +63,8 @@ class PullPlan:
             message = (
                 f"not enough room: {size(self.missing)} are needed, {size(self.free)} are free in {self.root}"
             )
-            raise ResourceError(
-                message, "make room (specllama models rm), or set HF_HUB_CACHE to another disk"
-            )
+            hint = "make room (specllama models rm), or set HF_HUB_CACHE to another disk"
+            raise ResourceError(message, hint)
 
 
 def plan(library: Library, models: Sequence[ResolvedModel]) -> PullPlan:
@@ -104,9 +103,8 @@ def download(library: Library, models: Sequence[ResolvedModel]) -> list[str]:
             blobs[item.file.etag] = _blob(library, item, meter.of(item.cache.repo, item.file))
     except BaseException as error:
         if not isinstance(error, Exception):  # Ctrl-C, SIGTERM
-            library.listener.note(
-                "stopped; what has arrived is kept, and the same command resumes the download"
-            )
+            text = "stopped; what has arrived is kept, and the same command resumes the download"
+            library.listener.note(text)
         raise
     finally:
         library.listener.clear()

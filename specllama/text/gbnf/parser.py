@@ -410,9 +410,8 @@ class _Parser:
         text = self._text[start : self._at]
         known = self._token_id(text)
         if known is None:
-            raise _refused(
-                f"{text[:60]} is not one token of this model's vocabulary ({self._position(start)})"
-            )
+            message = f"{text[:60]} is not one token of this model's vocabulary ({self._position(start)})"
+            raise _refused(message)
         return TokenRef(known, negated)
 
     def _group(self) -> Alternatives:
@@ -458,9 +457,8 @@ class _Parser:
         """The rules of the repeated item, which llama.cpp bounds."""
         n_rules *= most or least or 1
         if n_rules > MAX_REPETITION:
-            raise _refused(
-                f"nested repetitions make more than {MAX_REPETITION} rules ({self._position(self._at)})"
-            )
+            message = f"nested repetitions make more than {MAX_REPETITION} rules ({self._position(self._at)})"
+            raise _refused(message)
         self._n_made += 1 if most is None else most - least
         return n_rules
 
