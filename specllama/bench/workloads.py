@@ -187,10 +187,8 @@ def _check_workloads(
         )
     for name, items in data.items():
         if not name.strip() or not name.isprintable() or len(name) > MAX_NAME or name == TOTAL:
-            raise UsageError(
-                f"{where}: {name[:MAX_NAME]!r} cannot name a workload",
-                f"1 to {MAX_NAME} printable characters, not {TOTAL!r}",
-            )
+            message = f"{where}: {name[:MAX_NAME]!r} cannot name a workload"
+            raise UsageError(message, f"1 to {MAX_NAME} printable characters, not {TOTAL!r}")
         if not isinstance(items, list) or not items:
             raise UsageError(f"{where}: {name} has to be a list with at least one {noun}", shape)
         for i, item in enumerate(items, 1):

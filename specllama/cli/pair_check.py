@@ -265,19 +265,15 @@ def _inner_head(path: str, header: Header, translates: bool) -> HeadVerdict:
     if head is not None:
         return check_head(header, head)
     if reason := unusable_head(header):
-        raise IncompatiblePairError(
-            f"{header.path}: its head cannot be used: {reason}",
-            "Name a draft, or run it without one: -md none.",
-        )
+        message = f"{header.path}: its head cannot be used: {reason}"
+        raise IncompatiblePairError(message, "Name a draft, or run it without one: -md none.")
     if translates and (draft := left_out(path, header)):
         raise UsageError(
             f"{header.path} has no head of its own, and -md auto leaves the draft known for it out: {draft}",
             "name it to see more: specllama pair-check MAIN DRAFT",
         )
-    raise UsageError(
-        f"{header.path} has no head of its own, and no draft for it is known and on disk",
-        "name a draft too: specllama pair-check MAIN DRAFT",
-    )
+    message = f"{header.path} has no head of its own, and no draft for it is known and on disk"
+    raise UsageError(message, "name a draft too: specllama pair-check MAIN DRAFT")
 
 
 def _lines(

@@ -74,10 +74,8 @@ def stop(given: Mapping[str, Any]) -> int:
         if not wait_until(ends, waited):
             over = wait_while_working(ends, of_tree(server.pid), _MARGIN_SECONDS)
         if over:
-            raise ResourceError(
-                f"{server.url} has not ended; it {over}",
-                f"kill -9 {server.pid} ends it, and what it was doing is lost",
-            )
+            message = f"{server.url} has not ended; it {over}"
+            raise ResourceError(message, f"kill -9 {server.pid} ends it, and what it was doing is lost")
         console.data(f"stopped {server.url}\n")
     return 0
 

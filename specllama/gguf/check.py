@@ -46,11 +46,8 @@ def check_architecture(header: Header) -> None:
     if architecture not in ARCHITECTURES:
         close = get_close_matches(architecture, ARCHITECTURES, 1)
         hint = f"Did the converter mean {close[0]!r}? " if close else ""
-        header.fail(
-            "general.architecture",
-            f"{architecture!r} is unknown to llama.cpp here",
-            hint + "Update specllama.",
-        )
+        reason = "general.architecture"
+        header.fail(reason, f"{architecture!r} is unknown to llama.cpp here", hint + "Update specllama.")
     if architecture in NOT_CAUSAL:
         header.fail("general.architecture", f"{architecture!r} models do not generate text token by token")
 
@@ -156,10 +153,8 @@ def check_types(header: Header) -> None:
         elif len(t.shape) == 1 and t.type != "F32" and t.name.endswith(("norm.weight", ".bias")):
             reason = "norms and biases are F32"
         if reason:
-            raise GGUFError(
-                f"{header.path}: tensor {t.name!r} type {t.type}, data at byte {t.offset}: {reason}",
-                "Get another file of the model.",
-            )
+            message = f"{header.path}: tensor {t.name!r} type {t.type}, data at byte {t.offset}: {reason}"
+            raise GGUFError(message, "Get another file of the model.")
 
 
 def check_numbers(header: Header) -> None:

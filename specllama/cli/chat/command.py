@@ -286,10 +286,8 @@ def with_options(given: Mapping[str, Any], chat: SavedChat) -> OptionValues:
     elif any(name in given for name in _DRAFT):
         kept = {name: value for name, value in kept.items() if name not in _DRAFT}
     if _is_gone(kept.get("model")):
-        raise NotFoundError(
-            f"the model of the conversation {visible(chat.name)!r} is gone: {kept['model']}",
-            f"{command(chat.name)} -m MODEL goes on with another one",
-        )
+        message = f"the model of the conversation {visible(chat.name)!r} is gone: {kept['model']}"
+        raise NotFoundError(message, f"{command(chat.name)} -m MODEL goes on with another one")
     if _is_gone(kept.get("draft_model")):
         console.note(f"note: the draft of the conversation is gone: {visible(kept.pop('draft_model'))}")
     return {**kept, **given}

@@ -189,10 +189,8 @@ def to_remove(name: str, chats: Sequence[SavedChat]) -> SavedChat:
     """As `named`, by the whole name or 6 letters of the id: nothing brings it back. Raises NotFoundError."""
     chat = named(name, chats)
     if _folded(chat.name) != _folded(name) and not (len(name) >= _OF_ID and chat.id.startswith(name)):
-        raise NotFoundError(
-            f"there is no conversation {name[:MAX_NAME]!r}; {chat.name!r} begins so",
-            f"give its whole name or its id to remove it: {chat.id}",
-        )
+        message = f"there is no conversation {name[:MAX_NAME]!r}; {chat.name!r} begins so"
+        raise NotFoundError(message, f"give its whole name or its id to remove it: {chat.id}")
     return chat
 
 

@@ -122,11 +122,8 @@ def read_tools(path: str) -> Tools | None:
     if isinstance(tools, dict):
         tools = tools.get("tools")
     if not isinstance(tools, list):
-        raise UsageError(
-            f": {path} has no list of tools",
-            'as [{"type": "function", "function": {"name": …, "parameters": …}}]',
-            option="tools",
-        )
+        hint = 'as [{"type": "function", "function": {"name": …, "parameters": …}}]'
+        raise UsageError(f": {path} has no list of tools", hint, option="tools")
     try:
         return history.tools(tools)
     except UsageError as error:

@@ -94,10 +94,8 @@ class Hub:
         """
         if self._offline:
             wanted = wanted or str(name)
-            raise NetworkError(
-                f"{wanted} is not on disk, and HF_HUB_OFFLINE is set",
-                f"unset it, then: specllama pull {wanted}",
-            )
+            message = f"{wanted} is not on disk, and HF_HUB_OFFLINE is set"
+            raise NetworkError(message, f"unset it, then: specllama pull {wanted}")
         try:
             address = httpx2.URL(self.endpoint)
         except httpx2.InvalidURL:
