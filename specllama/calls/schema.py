@@ -117,13 +117,8 @@ def styled(schema: Mapping[str, Any], lenient: bool = True) -> Schema:
     """A schema with JSON_STYLE, where it has no style itself. lenient: keywords that are not supported are
     left out; otherwise the grammar does not compile.
     """
-    own = schema.get(json_schema.STYLE)
-    return {
-        **schema,
-        json_schema.STYLE: json_schema.JSON_STYLE
-        | {"lenient": lenient}
-        | (own if isinstance(own, dict) else {}),
-    }
+    own, default = schema.get(json_schema.STYLE), json_schema.JSON_STYLE | {"lenient": lenient}
+    return {**schema, json_schema.STYLE: default | (own if isinstance(own, dict) else {})}
 
 
 def json_text(schema: Mapping[str, Any], lenient: bool = True) -> str:
