@@ -76,9 +76,8 @@ class Option:
     option. measuring: whether commands that measure have its options.
 
     Of sampling parameters: api_names: more names in request bodies, after its own, separated by spaces; None:
-    each API has its own form. step, off, on: the letter of --sampling-seq for the sampling step that it
-    controls, the value that switches that step off, and the one that switches it on where its default does
-    not. file_key: its key in a model's file, after general.sampling., "" for none.
+    each API has its own form. step: the letter of --sampling-seq for the sampling step that it controls.
+    file_key: its key in a model's file, after general.sampling., "" for none.
     """
 
     name: str = ""
@@ -110,8 +109,6 @@ class Option:
 
     api_names: str | None = ""
     step: str = ""
-    off: Any = None
-    on: Any = None
     file_key: str = ""
 
     @property

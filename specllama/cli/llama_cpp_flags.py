@@ -49,13 +49,6 @@ flag
 --context-shift --keep: a text ends where the context is full; -c makes it larger, chat --drop-oldest goes \
 on
 -gan --grp-attn-n -gaw --grp-attn-w: a text ends where the context is full; -c makes it larger
---samplers: --sampling-seq takes their letters
---mirostat --mirostat-lr --mirostat-ent --xtc-probability --xtc-threshold --typical --typical-p: \
---sampling-seq has the steps that there are; --min-p is the nearest
---top-nsigma --top-n-sigma --dynatemp-range --dynatemp-exp --adaptive-target --adaptive-decay: \
---sampling-seq has the steps that there are; --min-p is the nearest
---dry-multiplier --dry-base --dry-allowed-length --dry-penalty-last-n --dry-sequence-breaker: \
---repeat-penalty and --repeat-last-n are the options against repetitions
 -bs --backend-sampling: tokens are chosen on the CPU, so that they are the same with drafts and without
 -lm --load-mode -dio --direct-io: --no-mmap and --mlock are the options for that
 --prompt-cache --prompt-cache-all --prompt-cache-ro: evaluated prompts are kept on disk (--cache-disk)

@@ -12,6 +12,7 @@ from specllama.config.forms import unescaped
 from specllama.config.load import MAX_THREADS
 from specllama.config.options import MODELS_DIR
 from specllama.config.places import near
+from specllama.core.sampling.params import SamplingParams
 from specllama.errors import SpecllamaError, UsageError
 from specllama.json_types import JsonObject
 from specllama.option import CHATS as SAVED_CHATS
@@ -156,6 +157,8 @@ def resolved(given: Mapping[str, Any]) -> sources.Values:
 def sampling(values: Mapping[str, Any]) -> JsonObject:
     """The sampling parameters, with a schema or grammar that can be used. Raises UsageError."""
     params = build.sampling(values)
+    for idle in SamplingParams.merge(params).without_effect([*params]):
+        console.note(f"note: {idle}")
     schema, grammar = params.get("json_schema"), params.get("grammar")
     if schema is not None or grammar is not None:
         from specllama.text.grammar import check  # needs numpy
@@ -172,7 +175,7 @@ def _with_escapes(given: Mapping[str, Any]) -> OptionValues:
     if not given.get("no_escape"):
         if "prompt" in given:
             values["prompt"] = unescaped(given["prompt"], "prompt")
-        for name in ("words", "stop"):
+        for name in ("words", "stop", "dry_sequence_breakers"):
             if name in given:
                 values[name] = [unescaped(text, name) for text in given[name]]
     return values

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 from specllama.cli import console, readout
 from specllama.cli.answer import engine_log, log_file
-from specllama.cli.options import resolved
+from specllama.cli.options import resolved, sampling
 from specllama.cli.progress import Progress, library, prepared
 from specllama.client.model_info import LoadInfo
 from specllama.clock import exited, wait_until
@@ -174,7 +174,7 @@ def _server_settings(
         metrics_key=checked_key(v.get("metrics_key", "").strip()) if "metrics_key" in v else "",
         hosts=tuple(v.get("allowed_host", [])),
         origins=tuple(v.get("allowed_origin", [])),
-        sampling=build.sampling(v),
+        sampling=sampling(v),
         variables=reasoning_variables(v.get("reasoning", "auto")),
         **given,
     )

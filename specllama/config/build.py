@@ -21,7 +21,7 @@ from specllama.config.load_options import Layers
 from specllama.config.options import as_argument, option_named
 from specllama.config.sources import Values
 from specllama.config.text_file import read_text
-from specllama.core.sampling.params import PARAMETERS, SamplingParams, with_steps
+from specllama.core.sampling.params import PARAMETERS, SamplingParams, step_names, steps_of
 from specllama.drafters import wants_draft_model
 from specllama.errors import NotFoundError, SpecllamaError, UsageError, option, quoted
 from specllama.json_types import JsonObject
@@ -73,8 +73,14 @@ def sampling(v: Mapping[str, Any]) -> JsonObject:
             del params["seed"]
         if "logit_bias" in params:
             params["logit_bias"] = dict(_bias(text) for text in params["logit_bias"])
-        if "sampling_seq" in v:
-            params |= _steps(v["sampling_seq"])
+        if params.get("dry_sequence_breakers") == ["none"]:
+            params["dry_sequence_breakers"] = []
+        files = v.origins if isinstance(v, Values) else {}
+        later = "samplers" in files and "sampling_seq" not in files  # flags count before files
+        if "sampling_seq" in v and (later or "samplers" not in v):
+            params["samplers"] = steps_of(v["sampling_seq"])
+        if "samplers" in params:
+            params.setdefault("infill_sampling", "infill" in step_names(params["samplers"]))
         params |= _structure(v)
         SamplingParams.merge(params)
         return params
@@ -150,14 +156,6 @@ def _bias(text: str) -> tuple[int, float]:
         form = "ID+BIAS or ID-BIAS, as 15043+1 or 2-inf"
         raise UsageError(f"must be {form}, not {quoted(text)}", option="logit_bias")
     return int(match[1]), float(match[2])
-
-
-def _steps(letters: str) -> OptionValues:
-    """The parameters that --sampling-seq stands for."""
-    try:
-        return with_steps(letters)
-    except ValueError as error:
-        raise UsageError(str(error), option="sampling_seq") from None
 
 
 # The arguments of LLM and AsyncLLM.

@@ -79,7 +79,7 @@ SAMPLING = [
     ),
     *table("Sampling",
         row("sampling_seq", "--sampling-seq --sampler-seq", str,
-            f"sampling steps to use, letters of {STEPS} (default {DEFAULT_STEPS})", "LETTERS",
+            f"the sampling steps in their order, letters of {STEPS} (default {DEFAULT_STEPS})", "LETTERS",
             scope=Scope.PROJECT),
         stored=True,
     ),

@@ -133,7 +133,9 @@ class Engine:
         infill = None if ends_ignored(request.params) else request.infill
         params, barred = request.params, (*self.end_ids, *request.params.stop_token_ids)
         until = n_prompt + params.min_tokens if params.min_tokens else 0
-        sampler = KeyedSampler(params, request.seed, self.target.n_vocab, forbidden, infill, barred, until)
+        sampler = KeyedSampler(
+            params, request.seed, self.target.n_vocab, forbidden, infill, barred, until, request.breakers
+        )
         end_ids = self.end_ids if request.forced is None else ()
         exact, epsilon = self.exact or request.exact, self.epsilon or 0.0
         rows = self.exact_rows if exact else None

@@ -139,15 +139,18 @@ class Context(Protocol):
 
 class SampledToken(NamedTuple):
     """A chosen token. margin: change of the logits below which the choice is certain to stay the same; inf
-    where it was not requested.
+    where it was not requested. state: for `Sampler.advance`.
     """
 
     token: int
     margin: float
+    state: tuple[float, ...] = ()
 
 
 class Sampler(Protocol):
-    """The sampling rule of one sequence, a pure function of row and history; see sampling/sampler.py."""
+    """The sampling rule of one sequence, a pure function of row, history and, for steps that adapt themselves
+    to the text, a state; see sampling/sampler.py.
+    """
 
     n_vocab: int  # ids at or above it are never chosen
 
@@ -167,11 +170,14 @@ class Sampler(Protocol):
         self,
         row: Row,
         history: Sequence[int],
-        margin: bool = False,
+        margin: float = 0.0,
         mask: Mask | None = None,
         ahead: Sequence[int] = (),
     ) -> SampledToken:
         """The token after `history` and `ahead`. row: the logits there, shape (at least n_vocab,)."""
+
+    def advance(self, choice: SampledToken) -> None:
+        """The sequence goes on with this choice."""
 
     def final_logprobs(
         self, row: Row, history: Sequence[int], mask: Mask | None, token: int, n: int

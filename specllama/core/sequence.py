@@ -8,10 +8,11 @@ from math import inf
 from typing import Literal, NamedTuple, Protocol
 
 from specllama.core.exact import ExactRows
-from specllama.core.interfaces import Mask, MaskError, Row, Sampler
+from specllama.core.interfaces import Mask, MaskError, Row, SampledToken, Sampler
 from specllama.core.policy.base import Draft, DraftBranch, matching
 from specllama.core.prefix.stored import Boundary, CachedSequence
 from specllama.core.repetition import ENDED, EVERY, repeats
+from specllama.core.sampling.dry import Breakers
 from specllama.core.sampling.infill import InfillRule
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.sampling.proposal import top_logprobs
@@ -20,6 +21,7 @@ from specllama.core.stats import RunStats
 from specllama.core.verify import NO_CHOICE
 
 FinishReason = Literal["stop", "length", "context", "loop", "cancel"]
+_NO_TOKEN = SampledToken(-1, inf)
 _MAX_REDECIDED = 0.01  # share of tokens; where near-ties are more frequent, they are not decided again
 
 
@@ -56,11 +58,11 @@ class Request:
     reused within it only. final_probs: log probabilities are those of `Sampler.final_logprobs`. exact: the
     text is the same with and without drafts, whatever that costs; see `core.exact`. prompt_seconds: time
     limit of the prompt, from submission to the first token. predict_seconds: time limit of the text, from the
-    first token. warm: evaluate the prompt for later requests, and write nothing. infill: the sampling step of
-    that name, None for none. boundaries: positions up to which later prompts may share the prompt, () where
-    they are not known. kept: whether prompt and text may be written to the disk. end_loops:
-    whether a text ends that goes on repeating itself, see `repetition`. prediction: ids that the text is
-    expected to have, to draft from; () for none.
+    first token. warm: evaluate the prompt for later requests, and write nothing. infill, breakers: of the
+    sampling steps `infill` and `dry`, None for none. boundaries: positions up to which later prompts may
+    share the prompt, () where they are not known. kept: whether prompt and text may be written to the disk.
+    end_loops: whether a text ends that goes on repeating itself, see `repetition`. prediction: ids that the
+    text is expected to have, to draft from; () for none.
     """
 
     prompt: Sequence[int]
@@ -81,6 +83,7 @@ class Request:
     predict_seconds: float = inf
     warm: bool = False
     infill: InfillRule | None = None
+    breakers: Breakers | None = None
     exact: bool = False
     boundaries: Sequence[Boundary] = ()
     kept: bool = True
@@ -132,6 +135,7 @@ class Generation:
     rejected: Sequence[tuple[int, str]] = ()  # of this round, from the first wrong one on
     _n_before: int = 0  # ids before this round
     _logprobs: TokenLogprobs | None = None  # of the last chosen token
+    _choice: SampledToken = _NO_TOKEN
 
     @property
     def n_prompt(self) -> int:
@@ -214,9 +218,9 @@ class Generation:
         """The next token. row: logits, shape (n_vocab,). NO_CHOICE where it must be chosen again from a row
         decoded by itself, or where the generation ends because the grammar allows no token.
         """
-        forced, margin = self.request.forced, self.epsilon > 0
+        forced, margin = self.request.forced, 2 * self.epsilon
         try:
-            choice = self.sampler.choose(row, self.history, margin, self.request.mask)
+            self._choice = choice = self.sampler.choose(row, self.history, margin, self.request.mask)
         except MaskError as error:
             self.finish_reason, self.problem = "cancel", str(error)
             return NO_CHOICE
@@ -252,6 +256,7 @@ class Generation:
         """Append the token; False where the generation ends with it (`finish_reason` says why)."""
         params, writer, mask = self.request.params, self.request.writer, self.request.mask
         self.history.append(token)
+        self.sampler.advance(self._choice)
         self.stats.n_predict += 1
         if self._logprobs is not None:
             self.logprobs.append(self._logprobs)

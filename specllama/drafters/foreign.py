@@ -247,13 +247,16 @@ class _TargetRule:
         self,
         row: Row,
         history: Sequence[int],  # noqa: ARG002
-        margin: bool = False,
+        margin: float = 0.0,
         mask: Mask | None = None,  # noqa: ARG002
         ahead: Sequence[int] = (),  # noqa: ARG002
     ) -> SampledToken:
         """history, mask, ahead: not used, since they are of the draft's tokens."""
         drafted = [*self.draft.base, *self.draft.retokenized.tokens, *self.draft.retokenized.pending]
         return self._sampler.choose(row, self._text.tokens, margin, self._mask, drafted)
+
+    def advance(self, choice: SampledToken) -> None:
+        self._sampler.advance(choice)
 
     def final_logprobs(
         self, row: Row, history: Sequence[int], mask: Mask | None, token: int, n: int

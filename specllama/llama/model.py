@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from specllama.config.load import ALL_LAYERS, AUTO, ModelSettings, reserved_outputs
+from specllama.core.sampling.dry import MAX_BYTES, Breakers, Pieces
 from specllama.errors import IntegrityError, ResourceError, UsageError, option
 from specllama.llama.batches import CELLS_MULTIPLE, MORE_THAN_STATES
 from specllama.llama.library import KERNELS, buffer_type, devices, llama, log
@@ -227,6 +228,7 @@ def _has_run(data: bytes, kind: bytes, length: int) -> bool:
     return b"x" * (length + 1) in data.translate(kind)
 
 
+_MOST_BREAKERS = 256  # texts whose breakers are kept
 _CONTROL = llama.LLAMA_TOKEN_ATTR_CONTROL | llama.LLAMA_TOKEN_ATTR_UNKNOWN  # what parse_special parses
 _FLOAT_TYPES = ("0", "1", "32")  # llama_ftype: F32, F16, BF16
 
@@ -259,6 +261,7 @@ class LlamaModel:
         self.vocab = llama.llama_model_get_vocab(self.handle)
         self.n_vocab = llama.llama_vocab_n_tokens(self.vocab)
         self._pieces: list[bytes | None] = [None] * self.n_vocab
+        self._breakers: dict[str, Breakers] = {}
         is_bpe = llama.llama_vocab_type(self.vocab) == llama.LLAMA_VOCAB_TYPE_BPE
         self._word_split = WordSplit(pre_tokenizer(self.metadata) if is_bpe else None)
         if not vocab_only:
@@ -375,12 +378,12 @@ class LlamaModel:
         become their ids. Raises UsageError if llama.cpp cannot tokenise the text, ResourceError if memory
         for it is missing.
         """
-        if self._word_split.needs_stack(text):
-            return with_large_stack(lambda: self._tokenize(text, add_special, parse_special))
-        return self._tokenize(text, add_special, parse_special)
-
-    def _tokenize(self, text: str, add_special: bool, parse_special: bool) -> list[int]:
         data = text.encode("utf-8", "replace")
+        if self._word_split.needs_stack(text):
+            return with_large_stack(lambda: self._tokenize(data, add_special, parse_special))
+        return self._tokenize(data, add_special, parse_special)
+
+    def _tokenize(self, data: bytes, add_special: bool, parse_special: bool) -> list[int]:
         if not data and not add_special:
             return []
         room = len(data) + 16
@@ -404,6 +407,40 @@ class LlamaModel:
         for _ in range(2):
             buffer = ctypes.create_string_buffer(room)
             n = llama.llama_token_to_piece(self.vocab, token, buffer, room, 0, False)
+            if n >= 0:
+                return buffer.raw[:n]
+            room = -n
+        return b""
+
+    def knows_breakers(self, texts: Sequence[str]) -> bool:
+        """Whether `breakers` need not search the vocabulary, which takes time."""
+        return all(text in self._breakers for text in texts)
+
+    def breakers(self, texts: Sequence[str]) -> Breakers:
+        """Where the texts interrupt repetitions, for the sampling step `dry`. Any thread may call it."""
+        merged: dict[int, set[tuple[int, ...]]] = {}
+        for text in texts:
+            if (known := self._breakers.get(text)) is None:
+                if len(self._breakers) >= _MOST_BREAKERS:
+                    self._breakers.clear()
+                data = text.encode("utf-8", "replace")[:MAX_BYTES]
+                known = self._shown.overlapping(data, lambda tail: self._tokenize(tail, False, False))
+                self._breakers[text] = known
+            for token, tails in known.items():
+                merged.setdefault(token, set()).update(tails)
+        return {token: tuple(tails) for token, tails in merged.items()}
+
+    @functools.cached_property
+    def _shown(self) -> Pieces:
+        """The texts of all tokens, control tokens included."""
+        return Pieces([self._detokenized(token) for token in range(self.n_vocab)])
+
+    def _detokenized(self, token: int) -> bytes:
+        room = 64
+        for _ in range(2):
+            buffer = ctypes.create_string_buffer(room)
+            one = (llama.llama_token * 1)(token)
+            n = llama.llama_detokenize(self.vocab, one, 1, buffer, room, False, True)
             if n >= 0:
                 return buffer.raw[:n]
             room = -n

@@ -14,7 +14,7 @@ import secrets
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -25,6 +25,7 @@ from specllama.clock import running_time
 from specllama.core.engine import Engine
 from specllama.core.interfaces import Mask
 from specllama.core.prefix.stored import CachedSequence
+from specllama.core.sampling.dry import Breakers
 from specllama.core.sampling.infill import InfillRule
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.sequence import Generation, Request, TokenLogprobs
@@ -51,7 +52,7 @@ class Prepared:
     """A request that was checked, and what is made of its texts. params: with a seed. received: running_time.
     tag: that closes the reasoning which the prompt opens, "" for none; grammar: Lark of its tool calls, None
     without; schema: of the text, as its grammar uses it, None without; notes: what these do not enforce.
-    reasoning: None where it has no end but the model's own.
+    reasoning: None where it has no end but the model's own. breakers: of the sampling step `dry`.
     """
 
     message: protocol.Generate
@@ -63,6 +64,13 @@ class Prepared:
     schema: str | None
     notes: Sequence[str]
     reasoning: ReasoningForm | None = None
+    breakers: Breakers = field(default_factory=dict)
+
+
+def _breaking(params: SamplingParams) -> Sequence[str]:
+    """The sequence breakers that are used."""
+    used = params.dry_multiplier and params.dry_penalty_last_n and "dry" in params.samplers
+    return params.dry_sequence_breakers if used and not params.mirostat else ()
 
 
 @contextlib.contextmanager
@@ -374,7 +382,8 @@ class RequestIntake:
             size += _PART_BYTES * len(message.prompt.parts)
         params = attempt(lambda: self._params(message))
         ids = {message.id, *choice_ids(message)}
-        if self._post is None or size <= LARGE:
+        known = self._loaded.model.knows_breakers(_breaking(params))
+        if self._post is None or (size <= LARGE and known):
             self._queue(attempt(lambda: self._prepare(message, params, received)), ids)
             return
         self.prompts.check(message)
@@ -460,7 +469,8 @@ class RequestIntake:
             if free and (tag or (chat is not None and (goes_on or not begun))):
                 form = calls.reasoning_form(tools is not None, tag, goes_on, end)
         notes = [note for note in notes if note]
-        made = Prepared(message, given, received, prompt, tag, grammar, schema, notes, form)
+        breakers = model.breakers(_breaking(params))
+        made = Prepared(message, given, received, prompt, tag, grammar, schema, notes, form, breakers)
         self._mask(made)
         return made
 
@@ -548,6 +558,7 @@ class RequestIntake:
                 prompt_seconds=limited(message.prompt_seconds, message),
                 predict_seconds=limited(message.predict_seconds, message),
                 infill=self._infill_rule if params.infill_sampling else None,
+                breakers=made.breakers,
                 boundaries=prompt.boundaries,
                 kept=message.kept and bool(message.disk_scope),
                 prediction=prompt.prediction,

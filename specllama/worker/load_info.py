@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from specllama.client.model_info import BuildInfo, DeviceInfo, LoadInfo, ModelInfo
 from specllama.config.load import AUTO
-from specllama.core.sampling.params import PARAMETERS, STEP_NAMES, STEPS, SamplingParams, with_steps
+from specllama.core.sampling.params import MAX_STEPS, PARAMETERS, SamplingParams, step_name
 from specllama.drafters import words_of
 from specllama.errors import Note, option
 from specllama.gguf.header import Header
@@ -186,21 +186,13 @@ _PREFIX = "general.sampling."
 _KEYS: Mapping[str, str] = {name: p.file_key for name, p in PARAMETERS.items() if p.file_key}
 _INTEGER = re.compile(r"\s*[+-]?[0-9]+")
 _NUMBER = re.compile(r"\s*[+-]?(?:[0-9]+\.?[0-9]*(?:[eE][+-]?[0-9]+)?|\.[0-9]+(?:[eE][+-]?[0-9]+)?|inf|nan)")
-# The names of samplers in general.sampling.sequence, without "_" and "-", as letters of --sampling-seq.
-_LETTERS: Mapping[str, str] = {
-    **{name.replace("_", ""): letter for letter, name in STEP_NAMES.items()}, "nucleus": "p", "temp": "t"
-}  # fmt: skip
-_NO_EFFECT = ("dry", "topnsigma", "typp", "typ", "xtc")  # at llama.cpp's defaults
 
 
 def sampling_defaults(metadata: Metadata) -> Mapping[str, object]:
     """The parameters that a file sets. metadata: from a key to its value as text, None if it is not there."""
     defaults = {name: value for name in _KEYS if (value := _value(metadata, name)) is not None}
-    letters, _ = _steps(metadata)
-    steps = with_steps(letters) if letters else {}
-    return defaults | {
-        name: v for name, v in steps.items() if name in defaults or v != PARAMETERS[name].default
-    }
+    steps, _ = _steps(metadata)
+    return defaults if steps == PARAMETERS["samplers"].default else {**defaults, "samplers": steps}
 
 
 def sampling_notes(metadata: Metadata) -> list[Note]:
@@ -210,11 +202,6 @@ def sampling_notes(metadata: Metadata) -> list[Note]:
         text = metadata(_PREFIX + key)
         if text is not None and _value(metadata, name) is None:
             left_out.append(f"{key} = {text[:40]}")
-    for key in ("mirostat", "xtc_probability"):
-        text = metadata(_PREFIX + key)
-        match = _NUMBER.match(text or "")
-        if match and float(match[0]) > 0:
-            left_out.append(f"{key} = {str(text)[:40]}")
     _, problem = _steps(metadata)
     if problem:
         left_out.append(problem)
@@ -237,16 +224,12 @@ def _value(metadata: Metadata, name: str) -> float | None:
     return max(float(parameter.low or 0), min(value, float(parameter.highest)))
 
 
-def _steps(metadata: Metadata) -> tuple[str, str]:
-    """(The steps of general.sampling.sequence as letters, "" for the usual ones; what of it is left out)."""
+def _steps(metadata: Metadata) -> tuple[tuple[str, ...], str]:
+    """(The steps of general.sampling.sequence; what of it is left out)."""
     text = metadata(_PREFIX + "sequence")
     if not text:
-        return "", ""
+        return PARAMETERS["samplers"].default, ""
     names = [name.strip().lower() for name in text.split(";")]
-    plain = [re.sub("[_-]", "", name) for name in names]
-    letters = "".join(_LETTERS.get(name, "") for name in plain)
-    unknown = [n for n, p in zip(names, plain, strict=True) if p not in _LETTERS and p not in _NO_EFFECT]
-    ordered = "".join(c for c in STEPS if c in letters)
-    if unknown:
-        return ordered, f"{', '.join(unknown)[:80]} in the sequence of samplers"
-    return ordered, "the order of the samplers" if ordered != letters else ""
+    unknown = [name for name in names if not step_name(name)]
+    steps = tuple(filter(None, map(step_name, names)))[:MAX_STEPS]
+    return steps, f"{', '.join(unknown)[:80]} in the sequence of samplers" if unknown else ""

@@ -61,6 +61,11 @@ TEXTS = {
     "skip_special_tokens": Sample("", False, False),
     "reasoning_budget_message": Sample("Enough.", "Enough.", "Enough."),
     "n": Sample("", 1, 1),
+    "mirostat": Sample("2", 2, 2),
+    "dry_base": Sample("1.5", 1.5, 1.5),
+    "dry_sequence_breakers": Sample("x", ["x"], ["x"]),
+    "samplers": Sample("top-k;infill;temp", ["top-k", "infill", "temp"], ["top_k", "infill", "temperature"]),
+    "infill_sampling": Sample("", True, True),
 }
 CHAT = [{"role": "user", "content": "import os"}]
 FLAG = {"logprobs": True, "top_logprobs": 3}

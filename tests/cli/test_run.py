@@ -333,6 +333,11 @@ VALUES = {
     "cache_type_k_draft": "f16", "cache_type_v_draft": "f16", "max_tokens": "3", "seed": "1",
     "temperature": "0.5", "top_k": "20", "top_p": "0.9", "min_p": "0.1", "repeat_penalty": "1.1",
     "repeat_last_n": "32", "presence_penalty": "0.1", "frequency_penalty": "0.1", "logit_bias": "5-1",
+    "top_n_sigma": "2", "typical_p": "0.9", "xtc_probability": "0.1", "xtc_threshold": "0.2",
+    "dynatemp_range": "0.1", "dynatemp_exponent": "1.1", "dry_multiplier": "0.1", "dry_base": "1.5",
+    "dry_allowed_length": "3", "dry_penalty_last_n": "32", "dry_sequence_breakers": "x", "mirostat": "0",
+    "mirostat_eta": "0.2", "mirostat_tau": "4", "adaptive_target": "0.5", "adaptive_decay": "0.8",
+    "min_keep": "1", "samplers": "dry;top_k;temperature;adaptive_p",
     "sampling_seq": "ekpmt", "stop": "xyzzy", "log_file": "all.log",
     "json_schema": '{"const": 1}', "logprobs": "1", "cache_disk": "0", "cache_ram": "512",
     "ctx_checkpoints": "4", "reasoning_budget": "100", "reasoning_budget_message": "Enough.",
@@ -389,7 +394,7 @@ def test_a_blob_of_ollama_is_a_model(command: Command) -> None:
 
 
 def test_unsupported_flags_of_llama_cpp_are_refused_by_name(shared: Command) -> None:
-    flags = ("--mirostat 2", "--no-such", "--draft-p-split 0.1", "--typical 0.9", "--grp-attn-n 4")
+    flags = ("--backend-sampling", "--no-such", "--draft-p-split 0.1", "--grp-attn-n 4")
     results = shared.many(*(("run", "-p", "zip", *flag.split()) for flag in flags))
     for result, flag in zip(results, flags, strict=True):
         assert (result.code, result.out) == (2, "")

@@ -199,7 +199,7 @@ REFUSED = [
     ({"id_slot": -2}, "id_slot", "-1"),
     ({"n_indent": -1}, "n_indent", "0"),
     ({"t_max_predict_ms": "soon"}, "t_max_predict_ms", "integer"),
-    ({"samplers": ["infill", "top_k"]}, "samplers", "order"),
+    ({"samplers": ["infill", "top_k"]}, "samplers", "top_k"),
     ({"samplers": ["infill"]}, "samplers", "top_k"),
     ({"prompt": "x" * 3_000_000}, None, "exceeds"),
 ]

@@ -225,6 +225,37 @@ def test_omitted_samplers_are_off(exact: Server) -> None:
     assert ask(exact, samplers="edskypmxt", **asked)["content"] == ask(exact, **asked)["content"]
 
 
+CHAINS = (
+    {"samplers": ["temperature", "top_k", "xtc"], "xtc_probability": 0.6, "xtc_threshold": 0.02, "top_k": 20},
+    {"dry_multiplier": 4, "dry_allowed_length": 1, "dry_sequence_breakers": ["("], "temperature": 0.1},
+    {"typical_p": 0.6, "dynatemp_range": 0.7, "top_n_sigma": 2, "min_keep": 2},
+    {"mirostat_mode": 2, "mirostat_tau": 2, "temperature": 0.6},
+    {"samplers": "ka", "adaptive_target": 0.3},
+)
+
+
+@pytest.mark.parametrize("fields", CHAINS, ids=str)
+def test_any_samplers_write_the_same_text_with_and_without_drafts(
+    exact: Server, fields: dict[str, Any]
+) -> None:
+    asked = {"n_predict": 24, "ignore_eos": True, "n_probs": 2, "post_sampling_probs": True, **fields}
+    drafted = ask(exact, **asked)
+    plain = ask(exact, **asked, speculation={"enabled": False})
+    assert drafted["content"] == plain["content"]
+    assert drafted["completion_probabilities"] == plain["completion_probabilities"]
+    shown = drafted["generation_settings"]
+    name = next(name for name in fields if name != "mirostat_mode")
+    given = fields[name]
+    assert shown[name] == (["top_k", "adaptive_p"] if given == "ka" else given)
+
+
+def test_an_empty_list_of_samplers_is_no_step(exact: Server) -> None:
+    asked = {"n_predict": 12, "ignore_eos": True}
+    empty = ask(exact, samplers=[], temperature=0, **asked)
+    assert empty["content"] == ask(exact, **asked, temperature=1, top_k=0, top_p=1, min_p=0)["content"]
+    assert empty["generation_settings"]["samplers"] == []
+
+
 def test_biases_of_texts(exact: Server) -> None:
     asked = {"temperature": 0, "n_predict": 24, "ignore_eos": True}
     plain = ask(exact, **asked)["content"]
@@ -320,21 +351,20 @@ def test_without_reuse_all_of_a_prompt_is_evaluated(server: Server) -> None:
         ({"n_predict": "5"}, "n_predict", "integer"),
         ({"stream": "yes"}, "stream", "boolean"),
         ({"temperature": -1}, "temperature", "10000"),
-        ({"typical": 0.5}, "typical_p", "not supported"),
+        ({"typical": 1.5}, "typical_p", "from 0 to 1"),
         ({"tfs": 0.5}, "tfs_z", "not supported"),
-        ({"mirostat_mode": 2}, "mirostat", "not supported"),
-        ({"xtc_probability": 0.5}, "xtc_probability", "not supported"),
-        ({"dry_multiplier": 0.8}, "dry_multiplier", "not supported"),
-        ({"dynatemp_range": 0.5}, "dynatemp_range", "not supported"),
-        ({"nsigma": 1}, "top_n_sigma", "not supported"),
-        ({"top_n_sigma": True}, "top_n_sigma", "not supported"),
-        ({"adaptive_target": 0.5}, "adaptive_target", "not supported"),
+        ({"mirostat_mode": 3}, "mirostat", "from 0 to 2"),
+        ({"xtc_probability": 1.5}, "xtc_probability", "from 0 to 1"),
+        ({"dry_multiplier": -1}, "dry_multiplier", "from 0"),
+        ({"dry_sequence_breakers": ["x"] * 10_000}, "dry_sequence_breakers", "64"),
+        ({"nsigma": 101}, "top_n_sigma", "100"),
+        ({"top_n_sigma": True}, "top_n_sigma", "number"),
+        ({"adaptive_decay": 1}, "adaptive_decay", "0.99"),
         ({"lora": [{"id": 0, "scale": 1}]}, "lora", "not supported"),
         ({"grammar_lazy": True}, "grammar_lazy", "not supported"),
-        ({"samplers": ["top_k", "magic"]}, "samplers", "no 'magic'"),
-        ({"samplers": ["temperature", "top_k"]}, "samplers", "in the order"),
-        ({"samplers": ["top_k", "top_k"]}, "samplers", "once each"),
-        ({"samplers": "kz"}, "samplers", "no 'z'"),
+        ({"samplers": ["top_k", "magic"]}, "samplers", "'magic'"),
+        ({"samplers": ["top_k"] * 33}, "samplers", "32"),
+        ({"samplers": "kz"}, "samplers", "'z'"),
         ({"logit_bias": [["a" * 65, 1]]}, "logit_bias", "64 characters"),
         ({"logit_bias": {f"a{i}": 1 for i in range(129)}}, "logit_bias", "128 texts"),
         ({"logit_bias": [["a", 1e9]]}, "logit_bias", "within"),

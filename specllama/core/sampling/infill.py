@@ -52,11 +52,14 @@ class InfillRule:
         lead = float(rest[best] - np.delete(rest, best).max(initial=-math.inf))
         return SampledToken(int(ids[kept[best]]), min(margin, lead))
 
-    def survivors(self, ids: NDArray[np.int64], values: NDArray[np.float64]) -> tuple[list[int], float]:
+    def survivors(
+        self, ids: NDArray[np.int64], values: NDArray[np.float64], n: int = 0
+    ) -> tuple[list[int], float]:
         """Indices of the candidates that remain, none where the text has to end with `end_id`, and the margin
         of that decision: a change of all logits by less than half of it leaves it as it is.
 
-        ids, values: tokens and logits, the largest first, same shape. Candidates that truncation has cut off
+        ids, values: tokens and logits, the largest first, same shape. n: the number of candidates, where more
+        of them than these cannot be chosen. Candidates that truncation has cut off
         are not considered in the margin: the last ones have little probability.
         """
         weights = np.exp(values - values[0])
@@ -67,7 +70,7 @@ class InfillRule:
         p_text = sum(p) - p_end if p_end else 1.0
         margin = math.inf
         if p_end:
-            excess = _END_WEIGHT * p_end * len(p)
+            excess = _END_WEIGHT * p_end * (n or len(p))
             if excess > p_text:
                 margin = math.log(excess / p_text) if p_text > 0 else math.inf
                 return [i for i, end in enumerate(is_end) if end], margin

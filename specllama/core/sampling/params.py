@@ -11,12 +11,12 @@ from __future__ import annotations
 import copy
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import InitVar, dataclass
 from functools import partial
 from typing import Any
 
-from specllama.errors import UsageError, option
+from specllama.errors import UsageError, option, quoted
 from specllama.option import Option, Scope, option_field, options_of
 
 MAX_BIAS = 1e6
@@ -100,10 +100,70 @@ def token_biases(given: Any) -> dict[int, float]:
 
 UNTIL_STOP, UNTIL_CONTEXT_FULL = -1, -2  # values of max_tokens
 STEP_NAMES: Mapping[str, str] = {
-    "e": "penalties", "k": "top_k", "p": "top_p", "m": "min_p", "i": "infill", "t": "temperature"
+    "e": "penalties", "d": "dry", "s": "top_n_sigma", "k": "top_k", "y": "typ_p", "p": "top_p", "m": "min_p",
+    "x": "xtc", "t": "temperature", "i": "infill", "a": "adaptive_p",
 }  # fmt: skip
-"""The sampling steps in their order: letters of --sampling-seq, and llama.cpp's names."""
-STEPS = "".join(STEP_NAMES)
+"""The sampling steps, the usual ones first, in their order: letters of --sampling-seq, llama.cpp's names."""
+STEPS, DEFAULT_STEPS = "".join(STEP_NAMES), "edskypmxt"
+DEFAULT_SAMPLERS = tuple(STEP_NAMES[letter] for letter in DEFAULT_STEPS)
+MAX_STEPS, MAX_BREAKERS = 32, 64
+_BY_NAME = {name.replace("_", ""): name for name in STEP_NAMES.values()} | {
+    "nucleus": "top_p", "temp": "temperature", "typ": "typ_p", "typicalp": "typ_p", "typical": "typ_p"
+}  # fmt: skip
+_SWITCH = {
+    "dry_": "dry_multiplier", "xtc_": "xtc_probability", "mirostat_": "mirostat",
+    "dynatemp_": "dynatemp_range", "adaptive_": "adaptive_target",
+}  # fmt: skip
+"""The parameters without which the others that begin so have no effect."""
+
+
+def step_name(text: str) -> str:
+    """The step that llama.cpp reads a name as, "" where there is none."""
+    return _BY_NAME.get(text.lower().replace("-", "").replace("_", ""), "")
+
+
+def step_names(given: Any) -> tuple[str, ...]:
+    """The checked value of samplers: names, as llama.cpp reads them, or texts of names separated by ";".
+    Raises UsageError.
+    """
+    texts = (given,) if isinstance(given, str) else given
+    if not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
+        raise UsageError(f"must be names of sampling steps, not {quoted(given)}", option="samplers")
+    names = [name.strip() for text in texts for name in text.split(";") if name.strip()]
+    steps = [step_name(name) for name in names]
+    if "" in steps:
+        unknown = names[steps.index("")][:40]
+        raise UsageError(f"has {unknown!r}, only {', '.join(STEP_NAMES.values())}", option="samplers")
+    if len(steps) > MAX_STEPS:
+        raise UsageError(f"has {len(steps)} steps; {MAX_STEPS} are allowed", option="samplers")
+    return tuple(steps)
+
+
+def steps_of(letters: str, name: str = "sampling_seq") -> tuple[str, ...]:
+    """The steps of letters. name: of the option, in errors. Raises UsageError."""
+    if unknown := next((letter for letter in letters if letter not in STEP_NAMES), None):
+        raise UsageError(f"must be letters of {STEPS}, not {unknown!r}", option=name)
+    return tuple(STEP_NAMES[letter] for letter in letters)
+
+
+def break_texts(given: Any) -> tuple[str, ...]:
+    """The checked value of dry_sequence_breakers; one may be given by itself, and empty ones break nothing.
+    Raises UsageError.
+    """
+    texts = (given,) if isinstance(given, str) else given
+    if not isinstance(texts, (list, tuple)) or not all(isinstance(text, str) for text in texts):
+        raise UsageError(f"must be texts, not {quoted(given)}", option="dry_sequence_breakers")
+    if len(texts) > MAX_BREAKERS:
+        many = f"has {len(texts)} texts; {MAX_BREAKERS} are allowed"
+        raise UsageError(many, option="dry_sequence_breakers")
+    return tuple(text for text in texts if text)
+
+
+def base_from_one(value: float) -> float:
+    """The checked value of dry_base, for which llama.cpp takes its default below 1."""
+    return value if value >= 1 else 1.75
+
+
 MAX_CHOICES = 128
 MAX_LOGPROBS = 20  # most likely tokens reported in addition to the emitted one
 
@@ -134,34 +194,85 @@ class SamplingParams:
         check=random_seed)
     temperature: float = _parameter(
         0.8, "--temp --temperature", "0 takes the likeliest token (default {default})", "T", high=10_000,
-        step="t", off=1.0, file_key="temp")
+        step="t", file_key="temp")
     top_k: int = _parameter(
         40, "--top-k", "likeliest tokens kept (default {default}, 0 off)", "N", low=-1, check=off_below_zero,
-        step="k", off=0, file_key="top_k")
+        step="k", file_key="top_k")
     top_p: float = _parameter(
         0.95, "--top-p", "share of probability kept (default {default}, 1 off)", "P", high=1, step="p",
-        off=1.0, file_key="top_p")
+        file_key="top_p")
     min_p: float = _parameter(
         0.05, "--min-p", "least probability, relative to the best (default {default}, 0 off)", "P", high=1,
-        step="m", off=0.0, file_key="min_p")
+        step="m", file_key="min_p")
+    top_n_sigma: float = _parameter(
+        -1.0, "--top-nsigma --top-n-sigma", "standard deviations below the best (default {default}, off)",
+        "N", low=-100, high=100, step="s")
+    typical_p: float = _parameter(
+        1.0, "--typical --typical-p", "share of probability kept, typical tokens first (default {default})",
+        "P", high=1, step="y", api_names="typ_p")
+    xtc_probability: float = _parameter(
+        0.0, "--xtc-probability", "chance that the likeliest tokens go (default {default}, off)", "P", high=1,
+        step="x", file_key="xtc_probability")
+    xtc_threshold: float = _parameter(
+        0.1, "--xtc-threshold", "least probability of those (default {default}, over 0.5 off)", "P", high=1,
+        step="x", file_key="xtc_threshold")
+    dynatemp_range: float = _parameter(
+        0.0, "--dynatemp-range", "how far the temperature follows the entropy (default {default}, off)", "N",
+        high=10_000, step="t")
+    dynatemp_exponent: float = _parameter(
+        1.0, "--dynatemp-exp", "exponent of the entropy for that (default {default})", "N", high=100,
+        step="t")
     repeat_penalty: float = _parameter(
         1.0, "--repeat-penalty", "divides the logits of recent tokens (default {default}, off)", "N",
-        low=0.01, high=100, step="e", off=1.0, api_names="repetition_penalty", file_key="penalty_repeat")
+        low=0.01, high=100, step="e", api_names="repetition_penalty", file_key="penalty_repeat")
     repeat_last_n: int = _parameter(
         64, "--repeat-last-n", "tokens that penalties look back (default {default}, -1 all)", "N", low=-1,
         file_key="penalty_last_n")
     presence_penalty: float = _parameter(
         0.0, "--presence-penalty", "subtracted from the logits of recent tokens (default {default})", "N",
-        low=-100, high=100, step="e", off=0.0)
+        low=-100, high=100, step="e")
     frequency_penalty: float = _parameter(
         0.0, "--frequency-penalty", "the same for each occurrence (default {default})", "N", low=-100,
-        high=100, step="e", off=0.0)
+        high=100, step="e")
+    dry_multiplier: float = _parameter(
+        0.0, "--dry-multiplier", "lowers what would continue a repetition (default {default}, off)", "N",
+        high=100, step="d")
+    dry_base: float = _parameter(
+        1.75, "--dry-base", "the more by this factor for each repeated token (default {default})", "N",
+        high=100, step="d", check=base_from_one)
+    dry_allowed_length: int = _parameter(
+        2, "--dry-allowed-length", "tokens that may be repeated (default {default})", "N", step="d")
+    dry_penalty_last_n: int = _parameter(
+        64, "--dry-penalty-last-n", "tokens that DRY looks back (default {default}, -1 all)", "N", low=-1,
+        step="d")
+    dry_sequence_breakers: tuple[str, ...] = _parameter(
+        ("\n", ":", '"', "*"), "--dry-sequence-breaker", "a text that no repetition crosses, none for none",
+        "TEXT", many=True, step="d", check=break_texts)
+    mirostat: int = _parameter(
+        0, "--mirostat", "1 or 2: Mirostat, after the temperature alone (default {default}, off)", "N",
+        high=2, file_key="mirostat")
+    mirostat_eta: float = _parameter(
+        0.1, "--mirostat-lr", "Mirostat's learning rate (default {default})", "N", high=100,
+        file_key="mirostat_eta")
+    mirostat_tau: float = _parameter(
+        5.0, "--mirostat-ent", "its target entropy, in bits (default {default})", "N", high=1000,
+        file_key="mirostat_tau")
+    adaptive_target: float = _parameter(
+        -1.0, "--adaptive-target", "adaptive-p prefers this probability (default {default}, off below 0)",
+        "P", low=-100, high=1, step="a")
+    adaptive_decay: float = _parameter(
+        0.9, "--adaptive-decay", "how long it looks back (default {default})", "P", high=0.99, step="a")
+    min_keep: int = _parameter(
+        0, "--min-keep", "tokens that a step leaves at least (default {default})", "N")
+    samplers: tuple[str, ...] = _parameter(
+        DEFAULT_SAMPLERS, "--samplers", "the sampling steps in their order, separated by ;", "NAMES",
+        many=True, check=step_names)
     logit_bias: Mapping[int, float] = _parameter(
         {}, "--logit-bias -l", "ID+BIAS or ID-BIAS", "ID+B", many=True, check=token_biases)
     ignore_eos: bool = _parameter(False, "--ignore-eos", "never choose an end token")
     infill_sampling: bool = _parameter(
         False, "--infill-sampling", "llama.cpp's infill step, which ends texts early; for filling gaps",
-        step="i", off=False, on=True)
+        step="i")
     stop: tuple[str, ...] = _parameter(
         (), "--stop -r --reverse-prompt", "a text that ends the answer", "TEXT", many=True, check=stop_texts)
     json_schema: str | Mapping[str, Any] | bool | None = _parameter(
@@ -194,6 +305,11 @@ class SamplingParams:
             value = getattr(self, name)
             checked = copy.copy(entry.default) if value is None else entry.checked(value)
             object.__setattr__(self, name, checked)
+        steps = list(self.samplers)
+        if self.infill_sampling and "infill" not in steps:
+            steps.insert(steps.index("temperature") if "temperature" in steps else len(steps), "infill")
+            object.__setattr__(self, "samplers", tuple(steps))
+        object.__setattr__(self, "infill_sampling", "infill" in steps)
         if self.min_tokens > self.max_tokens > 0:
             raise UsageError(
                 f"must not exceed {option('max_tokens')}: {self.min_tokens} is more than {self.max_tokens}",
@@ -202,14 +318,30 @@ class SamplingParams:
 
     @property
     def greedy(self) -> bool:
-        return self.temperature == 0
+        """Whether the likeliest token of those left is chosen."""
+        uses = self.mirostat > 0 or ("temperature" in self.samplers and self.dynatemp_range == 0)
+        return self.temperature == 0 and uses
 
     @property
     def penalised(self) -> bool:
-        """Whether the choice depends on the history."""
+        """Whether the penalties depend on the history."""
         return self.repeat_last_n != 0 and (
             self.repeat_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
         )
+
+    def without_effect(self, given: Collection[str]) -> list[str]:
+        """What has no effect of the parameters that are given by name, a sentence for each reason."""
+        reasons: dict[str, str] = {}
+        for name in (n for n in given if getattr(self, n) != PARAMETERS[n].default):
+            step = STEP_NAMES.get(PARAMETERS[name].step, "")
+            switch = next((s for begin, s in _SWITCH.items() if name.startswith(begin) and name != s), "")
+            if self.mirostat and step and name != "temperature":
+                reasons.setdefault("mirostat", f"{option(name)} has no effect with {option('mirostat')}")
+            elif step and step not in self.samplers:
+                reasons.setdefault(step, f"{option(name)} has no effect: {step} is not among the samplers")
+            elif switch and getattr(self, switch) == PARAMETERS[switch].default:
+                reasons.setdefault(switch, f"{option(name)} has no effect without {option(switch)}")
+        return [*reasons.values()]
 
     @classmethod
     def merge(cls, *layers: Mapping[str, Any]) -> SamplingParams:
@@ -228,22 +360,8 @@ class SamplingParams:
         return cls(**values)
 
 
-def with_steps(letters: str) -> dict[str, object]:
-    """The parameters that switch the sampling steps off that are missing in `letters`, and those on that only
-    run where they are asked for. letters: some of STEPS. Raises ValueError for others, and another order.
-    """
-    if "".join(c for c in STEPS if c in letters) != letters:
-        raise ValueError(f"must be letters of {STEPS} in that order, not {letters!r}")
-    off = {name: p.off for name, p in PARAMETERS.items() if p.step and p.step not in letters}
-    return off | {name: p.on for name, p in PARAMETERS.items() if p.on is not None and p.step in letters}
-
-
 PARAMETERS: Mapping[str, Option] = options_of(SamplingParams)
 """The entry of each field of SamplingParams, by name."""
-DEFAULT_STEPS = "".join(
-    letter for letter in STEPS if all(p.on is None for p in PARAMETERS.values() if p.step == letter)
-)
-"""The steps that are used unless --sampling-seq says otherwise."""
 
 
 # Deriving seeds from seeds, in plain integers: fronts use this without importing numpy.

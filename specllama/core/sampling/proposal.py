@@ -10,7 +10,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from specllama.core.interfaces import Alternative, DecodeError, Mask, Proposal, Row, Sampler
-from specllama.core.sampling.sampler import NOTHING_LEGAL, top_ids
+from specllama.core.sampling.rows import top_ids
+from specllama.core.sampling.sampler import NOTHING_LEGAL
 
 # Probabilities of tokens in the softmax of a raw row of logits, whatever the sampling parameters.
 

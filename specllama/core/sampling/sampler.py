@@ -11,50 +11,19 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from specllama.core.interfaces import DecodeError, Mask, Row, SampledToken
+from specllama.core.sampling.chain import Chain, Survivors, active_steps, penalised, recent
+from specllama.core.sampling.dry import Breakers
 from specllama.core.sampling.infill import InfillRule
-from specllama.core.sampling.params import GOLDEN, SamplingParams, splitmix64
-
-# Keyed Gumbel noise: a pure function of (seed, position, token), without random-generator state.
-#
-# SplitMix64 (Steele, Lea, Flood, OOPSLA 2014) serves as a counter-based hash; its bits become the noise.
-
-
-# 0-d arrays: numpy would convert a plain number at every operation.
-_GOLDEN = np.array(GOLDEN, np.uint64)
-_MULT1, _MULT2 = np.array(0xBF58476D1CE4E5B9, np.uint64), np.array(0x94D049BB133111EB, np.uint64)
-_S30, _S27, _S31, _S12 = (np.array(n, np.uint64) for n in (30, 27, 31, 12))
-_UNIT, _HALF = np.array(2.0**-52), np.array(2.0**-53)
-
-
-def gumbel(seed: int, position: int, ids: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Standard Gumbel noise -log(-log(u)) of the tokens `ids` at `position`, same shape as `ids`; the same
-    for the same seed, position and id.
-    """
-    key = np.array(splitmix64(seed ^ splitmix64(position)), np.uint64)
-    bits = np.multiply(ids.view(np.uint64), _GOLDEN)
-    np.add(bits, key, bits)
-    shifted = np.right_shift(bits, _S30)
-    np.bitwise_xor(bits, shifted, bits)
-    np.multiply(bits, _MULT1, bits)
-    np.right_shift(bits, _S27, shifted)
-    np.bitwise_xor(bits, shifted, bits)
-    np.multiply(bits, _MULT2, bits)
-    np.right_shift(bits, _S31, shifted)
-    np.bitwise_xor(bits, shifted, bits)
-    np.right_shift(bits, _S12, bits)  # 52 bits: with 53, adding a half could round up to u = 1
-    u: NDArray[np.float64] = np.multiply(bits, _UNIT)
-    np.add(u, _HALF, u)
-    for _ in range(2):
-        np.log(u, u)
-        np.negative(u, u)
-    return u
-
+from specllama.core.sampling.params import SamplingParams
+from specllama.core.sampling.rows import BlockMaxima, Ids, best_first, gumbel, keyed_best
 
 # The margin of a choice: how much a row of logits may change without changing the chosen token.
 #
@@ -113,101 +82,6 @@ def _logit(p: Values) -> Values:
     return np.log(p) - np.log1p(-p)
 
 
-# The k largest values of a row of logits, exactly, without sorting the whole row.
-
-
-Ids = NDArray[np.int64]
-
-_BLOCK_SIZE, _SMALL_BLOCK_SIZE = 64, 16
-_LONG_ROW = 16384  # from this length on blocks have _BLOCK_SIZE values
-_COARSE = 8  # maxima of so many blocks, where there are many: the threshold is a little lower
-_STABLE_SORT_LIMIT = 512  # fewer values are sorted faster by a stable sort than by unique integer keys
-
-
-class BlockMaxima:
-    """The maxima of a row's blocks: with them, its largest values are found in a part of the row.
-
-    top: the largest value, NaN where the row contains one. Block b holds the ids b, b + n_blocks,
-    b + 2 n_blocks ..., so that one pass in memory order computes all maxima.
-    """
-
-    def __init__(self, row: Row) -> None:
-        size = _SMALL_BLOCK_SIZE if len(row) < _LONG_ROW else _BLOCK_SIZE
-        self.row, n = row, len(row) // size or len(row)
-        n_in_blocks = len(row) // n * n
-        self._blocks, self._rest = row[:n_in_blocks].reshape(-1, n), row[n_in_blocks:]
-        self._maxima = self._blocks.max(axis=0)
-        if n_rest := len(self._rest):
-            np.maximum(self._maxima[:n_rest], self._rest, out=self._maxima[:n_rest])
-        self._best = int(self._maxima.argmax())
-        self.top = float(self._maxima[self._best])
-
-    def ids_from(self, threshold: float) -> Ids:
-        """Ids of the values that are at least `threshold`, in ascending order."""
-        if len(self.row) >= _LONG_ROW:
-            chosen = (self._maxima >= threshold).nonzero()[0]
-            if 2 * len(chosen) < len(self._maxima):
-                return self._ids_in(chosen, threshold)
-        return (self.row >= threshold).nonzero()[0]
-
-    def _ids_in(self, chosen: Ids, threshold: float) -> Ids:
-        """As `ids_from`, of the blocks `chosen` and the rest of the row."""
-        indices = (self._blocks.take(chosen, axis=1) >= threshold).ravel().nonzero()[0]
-        offsets, columns = np.divmod(indices, len(chosen))
-        ids: Ids = offsets * len(self._maxima) + chosen[columns]
-        if len(self._rest):
-            ids = np.concatenate((ids, (self._rest >= threshold).nonzero()[0] + self._blocks.size))
-        return ids
-
-    def only_from(self, threshold: float) -> int | None:
-        """The id of the only value that is at least `threshold`; None where there are several."""
-        if np.count_nonzero(self._maxima >= threshold) > 1:
-            return None
-        block = self.row[self._best :: len(self._maxima)]
-        if np.count_nonzero(block >= threshold) > 1:
-            return None
-        return self._best + int(block.argmax()) * len(self._maxima)
-
-    def top_ids(self, k: int) -> Ids:
-        """As the function `top_ids`: the k-th largest value is not smaller than the k-th largest maximum."""
-        row = self.row
-        if math.isnan(self.top):
-            return np.isnan(row).nonzero()[0]
-        n = len(self._maxima)
-        if 2 * _COARSE * k < n:
-            values = self._maxima[: n // _COARSE * _COARSE].reshape(_COARSE, -1).max(axis=0)
-        else:
-            values = (self._maxima if 2 * k < n else row).copy()
-        values.partition(len(values) - k)
-        threshold = values[len(values) - k]
-        if threshold == -math.inf:
-            possible = best_first(row, (row > threshold).nonzero()[0])
-            return np.concatenate((possible, (row == threshold).nonzero()[0][:k]))[:k]
-        return best_first(row, self.ids_from(threshold))[:k]
-
-
-def top_ids(row: Row, k: int) -> Ids:
-    """Ids of the k largest values of `row`, the largest first, lower ids first among equals; shape (k,). If
-    the row contains NaN, the ids of the NaNs instead, so that the caller notices.
-    """
-    return BlockMaxima(row).top_ids(k)
-
-
-def best_first(row: Row, ids: Ids) -> Ids:
-    """The ids, given in ascending order, sorted by their value in `row`: the largest first, lower ids first
-    among equals.
-    """
-    if len(ids) < _STABLE_SORT_LIMIT:
-        return ids[(-row[ids]).argsort(kind="stable")]
-    bits = (row[ids] + np.float32(0)).view(np.uint32)  # + 0 turns negative zeros into positive ones
-    keys = np.where(bits >> np.uint32(31), bits, bits ^ np.uint32(0x7FFFFFFF)).astype(np.uint64)
-    keys <<= np.uint64(32)
-    keys |= ids.astype(np.uint64)
-    keys.sort()
-    keys &= np.uint64(0xFFFFFFFF)
-    return keys.astype(np.int64)
-
-
 NOTHING_LEGAL = -1  # the choice where grammar and forbidden ids leave no token
 _MARGIN_CANDIDATES = 8  # candidates beyond top_k that a margin considers
 _MARGIN_BAND = 1.0  # without top_k: logits below the last candidate that a margin considers
@@ -218,13 +92,33 @@ _MAX_DEPTH = (
 )
 
 
+_USUAL = ("penalties", "top_k", "top_p", "min_p", "infill", "temperature")
+_OFF: Mapping[str, Mapping[str, Any]] = {
+    "penalties": {"repeat_last_n": 0}, "top_k": {"top_k": 0}, "top_p": {"top_p": 1.0},
+    "min_p": {"min_p": 0.0}, "temperature": {"temperature": 1.0},
+}  # fmt: skip
+
+
+def _usual(params: SamplingParams, infill: InfillRule | None) -> SamplingParams | None:
+    """The parameters without those of steps that are not in the chain, where the others are the most usual
+    steps in their usual order; else None.
+    """
+    steps = active_steps(params, infill)
+    in_order = [step for step in _USUAL if step in steps] == steps
+    if not in_order or params.min_keep > 1 or (params.dynatemp_range > 0 and "temperature" in steps):
+        return None
+    off = {k: v for step in _OFF if step not in params.samplers for k, v in _OFF[step].items()}
+    return replace(params, **off) if off else params
+
+
 class KeyedSampler:
     """The sampling rule with the parameters and the seed of one sequence.
 
     forbidden: ids that are never chosen (the model's suppress_tokens, the end tokens under ignore_eos).
     n_vocab: ids at or above it are never chosen, so that a draft model with a larger vocabulary keeps to the
-    target's. infill: the step after truncation, None for none. barred: ids that are not chosen at positions
-    below `barred_until`, where nothing else may end the text either.
+    target's. infill: the step of that name, None for none. barred: ids that are not chosen at positions
+    below `barred_until`, where nothing else may end the text either. breakers: those of the step `dry`.
+    state: shared by the samplers of one sequence; see `advance`.
     """
 
     def __init__(
@@ -236,10 +130,21 @@ class KeyedSampler:
         infill: InfillRule | None = None,
         barred: Sequence[int] = (),
         barred_until: int = 0,
+        breakers: Breakers | None = None,
+        state: list[tuple[float, ...]] | None = None,
     ) -> None:
-        self.params = params
-        self._barred, self._barred_until = tuple(barred), barred_until
-        self._early = KeyedSampler(params, seed, n_vocab, [*forbidden, *barred]) if barred_until else None
+        if infill is not None and not params.infill_sampling:
+            params = replace(params, infill_sampling=True)
+        usual = _usual(params, infill)
+        self.params = params = usual or params
+        self._chain = None if usual else Chain(params, seed, n_vocab, infill, breakers)
+        self._state = state or [self._chain.start() if self._chain else ()]
+        self._barred, self._barred_until, self._breakers = tuple(barred), barred_until, breakers
+        self._early = (
+            KeyedSampler(params, seed, n_vocab, [*forbidden, *barred], None, (), 0, breakers, self._state)
+            if barred_until
+            else None
+        )
         self.infill = infill
         self.seed = seed
         self.n_vocab = n_vocab
@@ -250,7 +155,11 @@ class KeyedSampler:
         self._forbidden = frozenset(t for t, b in bias.items() if b == -np.inf)
         # Then the choice is the argmax of the allowed tokens, whatever the history.
         self._simple = (
-            params.greedy and not params.penalised and len(self._forbidden) == len(bias) and infill is None
+            self._chain is None
+            and params.greedy
+            and not params.penalised
+            and len(self._forbidden) == len(bias)
+            and infill is None
         )
         self._temperature = max(params.temperature, _MIN_TEMPERATURE)
         self._log_min_p = math.log(params.min_p) if params.min_p > 0 else -_INFINITE_GAP
@@ -276,20 +185,27 @@ class KeyedSampler:
     def widened(self, n_vocab: int) -> KeyedSampler:
         """The same rule for a draft model with tokens that the target lacks: their ids come after its own."""
         forbidden, barred = tuple(self._forbidden), (self._barred, self._barred_until)
-        return KeyedSampler(self.params, self.seed, n_vocab, forbidden, self.infill, *barred)
+        return KeyedSampler(
+            self.params, self.seed, n_vocab, forbidden, self.infill, *barred, self._breakers, self._state
+        )
+
+    def advance(self, choice: SampledToken) -> None:
+        """The state goes on to the next position: its token was chosen so. Drafts do not change the state."""
+        self._state[0] = choice.state
 
     def choose(
         self,
         row: Row,
         history: Sequence[int],
-        margin: bool = False,
+        margin: float = 0.0,
         mask: Mask | None = None,
         ahead: Sequence[int] = (),
     ) -> SampledToken:
         """The token after `history` and `ahead`. row: the logits there, shape (at least n_vocab,); changed in
         place during the call and restored.
 
-        The position is the length of both. margin: measure how far the row is from another choice. mask: the
+        The position is the length of both. margin: how far from another choice the row should be, 0 for any
+        distance; that of the choice is measured, or with other than the usual steps this one or 0. mask: the
         grammar, after it has accepted `history`. Truncation precedes the grammar: a legal choice made without
         the grammar stays the choice. Only where truncation leaves no legal token, the legal tokens alone are
         truncated. The token is NOTHING_LEGAL where none is legal. Raises DecodeError where the row has no
@@ -300,19 +216,84 @@ class KeyedSampler:
             return self._early.choose(row, history, margin, mask, ahead)
         if len(row) > self.n_vocab:
             row = row[: self.n_vocab]
+        if self._chain is not None:
+            return self._choose_by_chain(self._chain, row, history, margin, mask, ahead)
         if self._simple and mask is None and not margin:
             best = int(row.argmax())
             if best not in self._forbidden and math.isfinite(row[best]):
                 return SampledToken(best, math.inf)
+        measured = margin > 0
         originals = self._adjust(row, history, ahead)
         try:
-            choice = self._choose(row, position, margin)
+            choice = self._choose(row, position, measured)
             if mask is None or mask.allows(choice.token, ahead):
                 return choice
-            return self._choose_legal(row, position, margin, mask.allowed(ahead)[: len(row)])
+            return self._choose_legal(row, position, measured, mask.allowed(ahead)[: len(row)])
         finally:
             for ids, logits in reversed(originals):
                 row[ids] = logits
+
+    def _choose_by_chain(
+        self,
+        chain: Chain,
+        row: Row,
+        history: Sequence[int],
+        margin: float,
+        mask: Mask | None,
+        ahead: Sequence[int],
+    ) -> SampledToken:
+        """`choose` with any steps. The margin is that of three changed rows: of the chosen token alone, both
+        ways, and of all that were left out.
+        """
+        position, state = len(history) + len(ahead), self._state[0]
+
+        def chosen(row: Row) -> tuple[int, Survivors]:
+            left = self._left(chain, row, history, ahead)
+            token = int(left.ids[keyed_best(self.seed, position, left.ids, left.values)])
+            if mask is None or mask.allows(token, ahead):
+                return token, left
+            legal = self._legal(chain, left, row, history, mask.allowed(ahead)[: len(row)], ahead)
+            if not len(legal.ids):
+                return NOTHING_LEGAL, left
+            return int(legal.ids[keyed_best(self.seed, position, legal.ids, legal.values)]), legal
+
+        token, left = chosen(row)
+        least = math.inf
+        if margin > 0 and token != NOTHING_LEGAL:
+            lower, higher, others = row.copy(), row.copy(), row + np.float32(margin)
+            lower[token] -= margin
+            higher[token] += margin
+            others[left.ids] -= margin
+            same = all(chosen(changed)[0] == token for changed in (lower, higher, others))
+            least = margin if same else 0.0
+        return SampledToken(token, least, chain.after(state, left, token))
+
+    def _left(
+        self, chain: Chain, row: Row, history: Sequence[int], ahead: Sequence[int], infill: bool = True
+    ) -> Survivors:
+        """What the steps leave of the row, which keeps its values."""
+        row = row.astype(np.float32)
+        row[self._bias_ids] += self._bias
+        return chain.survivors(row, history, ahead, self._state[0], infill)
+
+    def _legal(
+        self,
+        chain: Chain,
+        left: Survivors,
+        row: Row,
+        history: Sequence[int],
+        legal: NDArray[np.bool_],
+        ahead: Sequence[int] = (),
+    ) -> Survivors:
+        """The legal ones of `left`; if there is none, what the steps leave of the legal tokens."""
+        if len((some := left.among(legal)).ids):
+            return some
+        rest = np.full_like(row, -np.inf)
+        rest[: len(legal)][legal] = row[: len(legal)][legal]
+        rest[list(self._forbidden)] = -np.inf
+        if rest.max() == -np.inf:
+            return some
+        return self._left(chain, rest, history, ahead, infill=False)
 
     def _choose(self, row: Row, position: int, margin: bool) -> SampledToken:
         if not self.params.greedy or self.infill is not None:
@@ -340,8 +321,6 @@ class KeyedSampler:
     def _adjust(self, row: Row, history: Sequence[int], ahead: Sequence[int]) -> list[tuple[Ids, Row]]:
         """Apply biases and penalties in place: copying a row takes longer than most choices. Returns the ids
         changed and their logits before, in order.
-
-        The repeat penalty is llama.cpp's: it divides positive logits and multiplies the others.
         """
         originals = []
         if len(self._bias_ids):
@@ -349,13 +328,11 @@ class KeyedSampler:
             row[self._bias_ids] = logits + self._bias
         p = self.params
         if p.penalised:
-            window = p.repeat_last_n if p.repeat_last_n > 0 else len(history) + len(ahead)
-            counts = Counter([*history[-window:], *ahead][-window:])
+            counts = Counter(recent(history, ahead, p.repeat_last_n))
             ids = np.fromiter((t for t in counts if t < self.n_vocab), np.int64)
             n = np.fromiter((c for t, c in counts.items() if t < self.n_vocab), np.float32)
             originals.append((ids, logits := row[ids]))
-            logits = np.where(logits > 0, logits / p.repeat_penalty, logits * p.repeat_penalty)
-            row[ids] = logits - n * p.frequency_penalty - p.presence_penalty
+            row[ids] = penalised(logits, n, p)
         return originals
 
     def _sample(
@@ -435,20 +412,30 @@ class KeyedSampler:
         if self._early is not None and len(history) < self._barred_until:
             return self._early.final_logprobs(row, history, mask, token, n)
         row = row[: self.n_vocab]
-        originals = self._adjust(row, history, ())
-        try:
-            ids, values = self._kept(row, len(history), mask)
-        finally:
-            for changed, logits in reversed(originals):
-                row[changed] = logits
+        if self._chain is not None:
+            left = self._left(self._chain, row, history, ())
+            if mask is not None:
+                left = self._legal(self._chain, left, row, history, mask.allowed()[: len(row)])
+            ids, values, temperature = left.ids, left.values.astype(np.float64), 1.0
+        else:
+            ids, values, temperature = *self._kept_now(row, history, mask), self._temperature
         order = np.argsort(-values, kind="stable")
-        ids, scores = ids[order], (values[order] - values.max()) / self._temperature
-        if self.params.greedy:
+        ids, scores = ids[order], (values[order] - values.max()) / temperature
+        if self._chain is None and self.params.greedy:
             ids, scores = ids[:1], scores[:1]
         logprobs = scores - math.log(float(np.exp(scores).sum()))
         at = np.flatnonzero(ids == token)
         top = [(int(i), float(lp)) for i, lp in zip(ids[:n], logprobs[:n], strict=True) if lp > -math.inf]
         return float(logprobs[at[0]]) if len(at) else -math.inf, top
+
+    def _kept_now(self, row: Row, history: Sequence[int], mask: Mask | None) -> tuple[Ids, Values]:
+        """`_kept` of the row with biases and penalties, which keeps its values."""
+        originals = self._adjust(row, history, ())
+        try:
+            return self._kept(row, len(history), mask)
+        finally:
+            for changed, logits in reversed(originals):
+                row[changed] = logits
 
     def _kept(self, row: Row, position: int, mask: Mask | None) -> tuple[Ids, Values]:
         """The tokens that truncation, the infill step and the grammar leave, and their logits."""

@@ -26,7 +26,8 @@ ROLLBACK = 8  # states that recurrent models keep
 WIDEST = 63  # rows of a decode that round like a single one
 N_STEPS = 20_000
 # Parameters that are not sampling steps, or need a tokenizer, have their own values or none.
-ELSEWHERE = ("n", "max_tokens", "seed", "stop", "json_schema", "grammar", "logit_bias", "logprobs")
+ELSEWHERE = ("n", "max_tokens", "seed", "stop", "json_schema", "grammar", "logit_bias", "logprobs",
+             "samplers", "dry_sequence_breakers", "mirostat", "adaptive_target")  # fmt: skip
 
 
 @dataclass
@@ -183,8 +184,10 @@ class Lossless:
 
 
 def params(rng: random.Random, n_vocab: int) -> dict[str, Any]:
-    """Sampling parameters: each step that exists is off, at its default, or anywhere in its range."""
-    from specllama.core.sampling.params import PARAMETERS
+    """Sampling parameters: each step that exists is off, at its default, or anywhere in its range; half of
+    the time in any order.
+    """
+    from specllama.core.sampling.params import PARAMETERS, STEP_NAMES
 
     found: dict[str, Any] = {
         "temperature": rng.choice((0, 0, 0.3, 0.8, 1.0, 1.5, rng.uniform(0, 1.5))),
@@ -201,6 +204,10 @@ def params(rng: random.Random, n_vocab: int) -> dict[str, Any]:
             found[name] = rng.randint(int(entry.low), int(min(entry.high, 100)))
         elif entry.kind is float:
             found[name] = rng.uniform(entry.low, entry.high) if entry.high <= 1 else rng.uniform(0.5, 1.5)
+    if rng.random() < 0.5:
+        found["samplers"] = rng.choices([*STEP_NAMES.values()], k=rng.randint(0, 12))
+        found["adaptive_target"] = rng.uniform(-0.5, 1)
+        found["mirostat"] = rng.choice((0, 0, 0, 1, 2))
     if "min_tokens" in found:
         found["min_tokens"] = min(found["min_tokens"], found["max_tokens"])
     if rng.random() < 0.2:
@@ -220,7 +227,8 @@ def _request(text: dict[str, Any]) -> Request:
     values = dict(text["params"])
     if "logit_bias" in values:
         values["logit_bias"] = {int(token): bias for token, bias in values["logit_bias"].items()}
-    return Request(text["prompt"], SamplingParams(**values), text["seed"])
+    breakers = {text["prompt"][0]: [(), (5, 6)]}
+    return Request(text["prompt"], SamplingParams(**values), text["seed"], breakers=breakers)
 
 
 def _alone(source: Source, request: Request) -> Generation:

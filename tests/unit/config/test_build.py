@@ -14,7 +14,7 @@ from specllama.config.named_templates import named_template
 from specllama.config.options import as_argument, as_flag
 from specllama.config.sources import Values
 from specllama.config.text_file import read_text
-from specllama.core.sampling.params import DEFAULT_STEPS, SamplingParams
+from specllama.core.sampling.params import DEFAULT_SAMPLERS, DEFAULT_STEPS, SamplingParams
 from specllama.errors import NotFoundError, SpecllamaError, UsageError
 from specllama.text.chat_template import ChatTemplate
 
@@ -120,11 +120,16 @@ def test_drafters_and_draft_model() -> None:
     assert build.load_settings({"draft_model": "none"}).draft is None
 
 
-def test_omitted_sampling_steps_are_switched_off() -> None:
-    params = SamplingParams(**build.sampling({"sampling_seq": "kt", "repeat_penalty": 1.3}))
-    assert (params.top_p, params.min_p, params.penalised) == (1.0, 0.0, False)
-    assert (params.top_k, params.temperature) == (SamplingParams().top_k, SamplingParams().temperature)
-    assert build.sampling({"sampling_seq": DEFAULT_STEPS}) == {"infill_sampling": False}
+def test_the_letters_of_the_steps_are_their_order() -> None:
+    params = SamplingParams(**build.sampling({"sampling_seq": "tk", "repeat_penalty": 1.3}))
+    assert params.samplers == ("temperature", "top_k")
+    assert params.without_effect(["repeat_penalty", "top_k"])
+    usual = build.sampling({"sampling_seq": DEFAULT_STEPS})
+    assert usual == {"samplers": DEFAULT_SAMPLERS, "infill_sampling": False}
+    both = build.sampling({"samplers": ["top-k;Temp"], "sampling_seq": "p"})
+    assert both["samplers"] == ["top-k;Temp"]
+    assert SamplingParams(**both).samplers == ("top_k", "temperature")
+    assert build.sampling({"dry_sequence_breakers": ["none"]}) == {"dry_sequence_breakers": []}
 
 
 def test_a_seed_of_minus_one_is_unset() -> None:
@@ -142,7 +147,12 @@ def test_a_seed_of_minus_one_is_unset() -> None:
         ({"temperature": -1.0}, "--temp must be", "temperature must be"),
         ({"max_tokens": 0}, "-n must be 1 or more", "max_tokens must be 1 or more"),
         ({"logit_bias": ["x"]}, "--logit-bias must be ID+BIAS", "logit_bias must be ID+BIAS"),
-        ({"sampling_seq": "tk"}, "--sampling-seq must be letters", "sampling_seq must be letters"),
+        ({"sampling_seq": "tz"}, "--sampling-seq must be letters", "sampling_seq must be letters"),
+        ({"samplers": ["top_k;magic"]}, "--samplers has 'magic', only", "samplers has 'magic', only"),
+        ({"samplers": ["top_k"] * 33}, "--samplers has 33 steps", "samplers has 33 steps"),
+        ({"mirostat": 3}, "--mirostat must be", "mirostat must be"),
+        ({"xtc_probability": float("nan")}, "--xtc-probability must be", "xtc_probability must be"),
+        ({"dry_sequence_breakers": ["x"] * 10_000}, "--dry-sequence-breaker has 10000 texts", "dry_sequence"),
         ({"n_ctx": -1}, "-c must be", "max_model_len must be"),
         ({"n_ctx_draft": -1}, "-cd must be", "n_ctx_draft must be"),
         ({"n_threads_draft": 1000}, "-td must be a whole number", "n_threads_draft must be a whole number"),

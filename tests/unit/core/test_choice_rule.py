@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from specllama.core.interfaces import DecodeError, MaskError
 from specllama.core.sampling.params import SamplingParams
-from specllama.core.sampling.sampler import NOTHING_LEGAL, KeyedSampler, best_first, gumbel, top_ids
+from specllama.core.sampling.rows import best_first, gumbel, top_ids
+from specllama.core.sampling.sampler import NOTHING_LEGAL, KeyedSampler
 from specllama.testing import TableMask
 from tests.support.examples import examples
 

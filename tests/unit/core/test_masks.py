@@ -18,7 +18,8 @@ from specllama.core.policy.fixed import Fixed
 from specllama.core.policy.planner import Planner
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.sampling.proposal import top_logprobs
-from specllama.core.sampling.sampler import NOTHING_LEGAL, KeyedSampler, gumbel
+from specllama.core.sampling.rows import gumbel
+from specllama.core.sampling.sampler import NOTHING_LEGAL, KeyedSampler
 from specllama.core.sequence import Request
 from specllama.drafters.copy import CopyDrafter
 from specllama.drafters.grammar import GrammarDrafter
@@ -129,7 +130,7 @@ def test_margins_are_valid_under_a_mask(params, row_seed, seed, legal):
     row, mask = random_row(40, row_seed, 1.0), TableMask(40, lambda _: legal)
     sampler = KeyedSampler(params, seed, 40)
     plain = sampler.choose(row, [])
-    token, margin = sampler.choose(row, [], margin=True, mask=mask)
+    token, margin, _ = sampler.choose(row, [], margin=True, mask=mask)
     if plain.token not in legal and not params.greedy and not set(truncated_softmax(row, params)) & legal:
         return  # here a token that enters the truncation would matter as well
     limit = min(margin, 4.0) / 2 * 0.999 - 1e-5

@@ -10,11 +10,12 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from specllama.core.interfaces import DecodeError
-from specllama.core.sampling import sampler as noise
+from specllama.core.interfaces import DecodeError, SampledToken
+from specllama.core.sampling import rows as noise
 from specllama.core.sampling.params import SamplingParams, nth_seed, splitmix64
 from specllama.core.sampling.proposal import probability
-from specllama.core.sampling.sampler import KeyedSampler, best_first, gumbel, top_ids
+from specllama.core.sampling.rows import best_first, gumbel, top_ids
+from specllama.core.sampling.sampler import KeyedSampler
 from tests.support.examples import examples
 
 PLAIN = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
@@ -281,7 +282,7 @@ def test_a_change_of_less_than_half_the_margin_never_changes_the_choice(
     if steps:  # coarse values put tokens exactly onto the limits of truncation
         row = np.round(row * steps) / np.float32(steps)
     sampler = KeyedSampler(params, seed, n_vocab)
-    token, margin = sampler.choose(row, history, margin=True)
+    token, margin, _ = sampler.choose(row, history, margin=True)
     assert margin >= 0
     limit = min(margin, 6.0) / 2 * 0.999 - 1e-5  # minus the rounding of float32
     assume(limit > 0)
@@ -294,7 +295,7 @@ def test_a_change_of_less_than_half_the_margin_never_changes_the_choice(
         assert sampler.choose((row + change).astype(np.float32), history).token == token
 
 
-def margin_of(values: list[float], seed: int = 3, **changes) -> tuple[int, float]:
+def margin_of(values: list[float], seed: int = 3, **changes) -> SampledToken:
     params = SamplingParams(**{**PLAIN, **changes})
     return KeyedSampler(params, seed, len(values)).choose(np.array(values, np.float32), [], margin=True)
 
@@ -305,31 +306,37 @@ def seed_preferring(token: int, n_vocab: int) -> int:
 
 
 def test_the_margin_of_the_argmax_is_the_distance_to_the_second():
-    assert margin_of([5, 4.5, 0], temperature=0) == (0, pytest.approx(0.5))
-    assert margin_of([0, 0, 0], temperature=0) == (0, 0)
-    assert margin_of([7], temperature=0) == (0, math.inf)
+    assert margin_of([5, 4.5, 0], temperature=0)[:2] == (0, pytest.approx(0.5))
+    assert margin_of([0, 0, 0], temperature=0)[:2] == (0, 0)
+    assert margin_of([7], temperature=0)[:2] == (0, math.inf)
 
 
 def test_the_margin_includes_tokens_just_outside_each_truncation():
     """The noise prefers another token; the margin is its distance from being kept."""
     hot, prefers_1 = {"temperature": 50.0}, seed_preferring(1, 2)
     assert margin_of([5, 4.2], prefers_1, **hot).token == 1
-    assert margin_of([5, 4.2], prefers_1, **hot, top_k=1) == (0, pytest.approx(0.8))
-    assert margin_of([5, 4.2], prefers_1, **hot, min_p=0.5) == (0, pytest.approx(0.8 - math.log(2), abs=1e-5))
+    assert margin_of([5, 4.2], prefers_1, **hot, top_k=1)[:2] == (0, pytest.approx(0.8))
+    assert margin_of([5, 4.2], prefers_1, **hot, min_p=0.5)[:2] == (
+        0,
+        pytest.approx(0.8 - math.log(2), abs=1e-5),
+    )
     odds = math.log(0.6 / 0.4)  # log odds of top_p
-    assert margin_of([5, 4.2], prefers_1, **hot, top_p=0.6) == (0, pytest.approx(0.8 - odds, abs=1e-5))
+    assert margin_of([5, 4.2], prefers_1, **hot, top_p=0.6)[:2] == (0, pytest.approx(0.8 - odds, abs=1e-5))
 
 
 def test_the_margin_of_a_token_just_inside_each_truncation():
     """The margin is the distance of the chosen token from being cut off."""
     hot, prefers_1 = {"temperature": 50.0}, seed_preferring(1, 3)
-    assert margin_of([5, 4.2, 4.1], prefers_1, **hot, top_k=2) == (1, pytest.approx(0.1, abs=1e-5))
-    assert margin_of([5, 4.2, -99], prefers_1, **hot, min_p=0.4) == (
+    assert margin_of([5, 4.2, 4.1], prefers_1, **hot, top_k=2)[:2] == (1, pytest.approx(0.1, abs=1e-5))
+    assert margin_of([5, 4.2, -99], prefers_1, **hot, min_p=0.4)[:2] == (
         1,
         pytest.approx(math.log(1 / 0.4) - 0.8, abs=1e-5),
     )
     odds = math.log(0.8 / 0.2)
-    assert margin_of([5, 4.2, -99], prefers_1, **hot, top_p=0.8) == (1, pytest.approx(odds - 0.8, abs=1e-5))
+    assert margin_of([5, 4.2, -99], prefers_1, **hot, top_p=0.8)[:2] == (
+        1,
+        pytest.approx(odds - 0.8, abs=1e-5),
+    )
 
 
 def test_margins_are_not_needlessly_small():
@@ -349,7 +356,7 @@ def test_a_repeat_penalty_reduces_the_margin():
     """A penalty of 0.5 doubles differences between positive logits, so half the change is enough."""
     params = SamplingParams(temperature=0, repeat_penalty=0.5)
     choice = KeyedSampler(params, 1, 2).choose(np.array([3.0, 2.0], np.float32), [0, 1], margin=True)
-    assert choice == (0, pytest.approx(1.0))
+    assert choice[:2] == (0, pytest.approx(1.0))
 
 
 def test_choices_with_the_same_noise_mostly_agree_for_similar_distributions():

@@ -58,19 +58,21 @@ def test_what_is_no_number_is_left_out_with_a_note(key: str, text: str) -> None:
     assert notes(**{key: text}) == f"{key} = {text}"
 
 
-def test_samplers_that_are_not_there_are_named() -> None:
-    left_out = notes(mirostat="2", mirostat_tau="5", xtc_probability="0.5", xtc_threshold="0.1", top_k="4")
-    assert left_out == "mirostat = 2; xtc_probability = 0.5"
-    assert notes(mirostat="0", xtc_probability="0.0", xtc_threshold="0.1") == ""
+def test_every_key_of_llama_cpp_is_read() -> None:
+    given = {"mirostat": "2", "mirostat_tau": "4", "mirostat_eta": "0.2", "xtc_probability": "0.5"}
+    assert read(**given, xtc_threshold="0.2") == {
+        "mirostat": 2, "mirostat_tau": 4.0, "mirostat_eta": 0.2, "xtc_probability": 0.5, "xtc_threshold": 0.2
+    }  # fmt: skip
+    assert notes(**given) == ""
 
 
-def test_a_sequence_switches_steps_off() -> None:
+def test_a_sequence_of_samplers() -> None:
     usual = "penalties;dry;top_n_sigma;top_k;typ_p;top_p;min_p;xtc;temperature"
     assert read(sequence=usual) == {}
     assert notes(sequence=usual) == ""
-    assert read(sequence="top-k;Temp") == {"top_p": 1.0, "min_p": 0.0}
-    assert read(sequence="top-k;Temp", penalty_repeat="1.2")["repeat_penalty"] == 1.0
-    assert notes(sequence="temperature;top_k") == "the order of the samplers"
-    assert notes(sequence="top_k;adaptive_p") == "adaptive_p in the sequence of samplers"
-    assert read(sequence="min_p;infill;temp")["infill_sampling"] is True
-    assert read(top_k="9", sequence="temperature")["top_k"] == 0
+    assert read(sequence="Temp;top-k") == {"samplers": ("temperature", "top_k")}
+    assert notes(sequence="Temp;top-k") == ""
+    assert read(sequence="top_k;magic;xtc") == {"samplers": ("top_k", "xtc")}
+    assert notes(sequence="top_k;magic;xtc") == "magic in the sequence of samplers"
+    assert SamplingParams(**read(sequence="min_p;infill;temp")).infill_sampling is True
+    assert len(read(sequence="top_k;" * 99)["samplers"]) == 32

@@ -208,7 +208,6 @@ _ALIASES = {
     "rep_pen_range": "repeat_last_n",
     "repetition_penalty_range": "repeat_last_n",
     "typical": "typical_p",
-    "typ_p": "typical_p",
     "tfs": "tfs_z",
     "mirostat_mode": "mirostat",
     "nsigma": "top_n_sigma",

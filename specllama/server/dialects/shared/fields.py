@@ -45,10 +45,7 @@ _NO_EFFECT = frozenset(
         "backend_sampling", "disable_parallel_tool_use", "preserved_tokens", "verbose",
         "client_metadata", "max_tool_calls", "background_options", "access_programs", "betas",
         "cache_control", "inference_geo", "speed", "diagnostics",
-        # Without effect unless another field of theirs, which is in _OFF, switches them on:
-        "mirostat_tau", "mirostat_eta", "xtc_threshold", "dry_base", "dry_allowed_length",
-        "dry_penalty_last_n", "dry_sequence_breakers", "dynatemp_exponent", "adaptive_decay",
-        "grammar_triggers",
+        "grammar_triggers",  # unless grammar_lazy, which is in _OFF, switches them on
     }
 )  # fmt: skip
 """Fields that have no effect here and are not named, since clients send them with every request."""
@@ -70,17 +67,14 @@ _OFF: Mapping[str, tuple[Any, ...]] = {
     **dict.fromkeys(
         ("echo", "use_beam_search", "include_stop_str_in_output", "post_sampling_probs"), (False,)
     ),
-    **dict.fromkeys(("length_penalty", "typical_p", "typ_p", "tfs_z"), (1,)),
-    **dict.fromkeys(("min_keep", "mirostat", "top_a", "xtc_probability", "dry_multiplier"), (0,)),
-    "dynatemp_range": (0,),
+    **dict.fromkeys(("length_penalty", "tfs_z"), (1,)),
+    "top_a": (0,),
     "grammar_lazy": (False,),
     "add_special_tokens": (True,),
     "truncate_prompt_tokens": (-1,),
     "web_search_options": (),
 }
 """Fields that are not supported, with the values that would change nothing."""
-_OFF_UP_TO: Mapping[str, float] = {"top_n_sigma": 0, "adaptive_target": -1e-6}
-"""The same for numbers that are off up to this one."""
 
 
 def is_harmless(name: str, value: Any) -> bool | None:
@@ -89,9 +83,6 @@ def is_harmless(name: str, value: Any) -> bool | None:
     """
     if value is None or name in _NO_EFFECT:
         return True
-    if name in _OFF_UP_TO:
-        number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        return True if number and value <= _OFF_UP_TO[name] else None
     if name not in _OFF:
         return False
     same = (value == off and isinstance(value, bool) == isinstance(off, bool) for off in _OFF[name])

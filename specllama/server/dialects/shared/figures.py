@@ -14,7 +14,7 @@ from typing import Any
 from specllama.client.protocol import CandidateLogprob, PositionLogprobs
 from specllama.config.defaults import source_label
 from specllama.core.gain import Gain, gain, was_busy
-from specllama.core.sampling.params import DEFAULT_STEPS, PARAMETERS, STEP_NAMES, SamplingParams
+from specllama.core.sampling.params import PARAMETERS, SamplingParams
 from specllama.core.stats import RunStats, summed
 from specllama.json_types import JsonObject
 from specllama.server.events import (
@@ -232,10 +232,7 @@ def _entry(candidate: CandidateLogprob) -> JsonObject:
 
 
 NOT_SUPPORTED: Mapping[str, Any] = {
-    "dynatemp_range": 0.0, "dynatemp_exponent": 1.0, "top_n_sigma": -1.0, "xtc_probability": 0.0,
-    "xtc_threshold": 0.1, "typical_p": 1.0, "dry_multiplier": 0.0, "dry_base": 1.75, "dry_allowed_length": 2,
-    "dry_penalty_last_n": 0, "mirostat": 0, "mirostat_tau": 5.0, "mirostat_eta": 0.1, "adaptive_target": -1.0,
-    "adaptive_decay": 0.9, "n_keep": 0, "n_discard": 0, "min_keep": 0, "backend_sampling": False, "lora": [],
+    "n_keep": 0, "n_discard": 0, "backend_sampling": False, "lora": [],
 }  # fmt: skip
 """Settings of llama-server that are always off here."""
 _FORMS: Mapping[str, Callable[[SamplingParams], Mapping[str, Any]]] = {
@@ -243,9 +240,7 @@ _FORMS: Mapping[str, Callable[[SamplingParams], Mapping[str, Any]]] = {
     "max_tokens": lambda p: {"max_tokens": p.max_tokens, "n_predict": p.max_tokens},
     "stop": lambda p: {"stop": list(p.stop)},
     "logit_bias": lambda p: {"logit_bias": _shown_biases(p.logit_bias)},
-    "infill_sampling": lambda p: {
-        "samplers": [n for i, n in STEP_NAMES.items() if i in DEFAULT_STEPS or p.infill_sampling]
-    },
+    "infill_sampling": lambda _: {},  # it is among the samplers
     "logprobs": lambda p: {"n_probs": p.logprobs or 0},
     "grammar": lambda p: {"grammar": p.grammar or ""},
 }

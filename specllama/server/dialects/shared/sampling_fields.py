@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -12,11 +14,13 @@ from pydantic import BeforeValidator, Field, create_model
 from specllama.client import protocol
 from specllama.core.sampling.params import (
     MAX_BIAS,
+    MAX_BREAKERS,
     MAX_LOGPROBS,
+    MAX_STEPS,
     PARAMETERS,
-    STEP_NAMES,
     SamplingParams,
-    with_steps,
+    step_names,
+    steps_of,
 )
 from specllama.errors import UsageError
 from specllama.json_types import JsonObject
@@ -37,62 +41,42 @@ from specllama.server.dialects.shared.writer import AnswerOptions
 from specllama.server.events import ReasoningFormat
 from specllama.server.http.body import MAX_VALUES
 
-# llama.cpp's `samplers` field: selects the sampling steps.
-#
-# The order of steps is fixed: llama.cpp's default. Clients also name steps that are not supported; the fields
-# that would switch those on are refused.
+_NOT_STEPS = ("tfs_z", "top_a", "mirostat", "tfsz", "topa")
+"""Names that clients send among the samplers, which llama-server passes over."""
 
 
-_STEPS: Mapping[str, str] = {name: letter for letter, name in STEP_NAMES.items()}
-_UNUSED = {
-    "dry": "d", "top_n_sigma": "s", "typ_p": "y", "xtc": "x", "adaptive_p": "a", "tfs_z": "f",
-    "mirostat": "", "top_a": "",
-}  # fmt: skip
-_ALIASES = {
-    "nucleus": "top_p",
-    "temp": "temperature",
-    "typ": "typ_p",
-    "typical_p": "typ_p",
-    "typical": "typ_p",
-}
-_NAMES = {name.replace("_", ""): name for name in (*_STEPS, *_UNUSED)} | {
-    name.replace("_", ""): meant for name, meant in _ALIASES.items()
-}
-_BY_LETTER = {letter: name for name, letter in {**_STEPS, **_UNUSED}.items() if letter}
-
-
-def with_samplers(samplers: str | Sequence[str]) -> JsonObject:
-    """Parameters that switch off the steps missing from `samplers`, and `infill` on if it is included.
-    samplers: names, or letters in one string. Raises FieldError for unknown names, repeated or reordered
-    steps, and `infill` without `top_k`.
+def steps_in(samplers: str | Sequence[str]) -> list[str]:
+    """The steps of llama-server's field `samplers`: names, or letters in one string. Raises UsageError for
+    unknown ones, and for `infill` without `top_k` before it.
     """
     if isinstance(samplers, str):
-        names = [_BY_LETTER.get(letter, letter) for letter in samplers]
+        steps = steps_of(samplers.replace("f", ""), "samplers")
     else:
-        names = [_NAMES.get(name.replace("-", "_").replace("_", "").lower(), name) for name in samplers]
-    for name in names:
-        if name not in _STEPS and name not in _UNUSED:
-            known = ", ".join((*_STEPS, *_UNUSED))
-            raise FieldError(f"samplers: there is no {name[:40]!r}, only {known}", "samplers")
-    used = [name for name in names if name in _STEPS]
-    if used != [name for name in _STEPS if name in used]:
-        raise FieldError(f"samplers: only once each, in the order {', '.join(_STEPS)}", "samplers")
-    if "infill" in used and "top_k" not in used:
-        raise FieldError("samplers: infill needs top_k before it", "samplers")
-    return with_steps("".join(_STEPS[name] for name in used))
+        steps = step_names([name for name in samplers if name.lower().replace("-", "_") not in _NOT_STEPS])
+    if "infill" in steps and "top_k" not in steps[: steps.index("infill")]:
+        raise UsageError("has infill, which needs top_k before it", option="samplers")
+    return list(steps)
+
+
+def _texts(given: str) -> Any:
+    """A list as other front ends send it: JSON, or its items alone."""
+    with contextlib.suppress(ValueError, RecursionError):
+        return json.loads(given if given.lstrip().startswith("[") else f"[{given}]")
+    return given
 
 
 MAX_N, MAX_STOPS, MAX_STOP_CHARS, MAX_BIASES, MAX_TOP = 8, 64, 4096, 1024, MAX_LOGPROBS
 MAX_MESSAGE_CHARS = 4096
 MAX_TEXT_BIASES, MAX_BIAS_CHARS = 128, 64  # of texts that are tokenised
 SamplerName = Annotated[str, Field(max_length=64)]
+Breaker = Annotated[str, Field(max_length=256)]
 TopLogprobs = Annotated[int, Field(ge=0, le=MAX_TOP)]
 Count = Annotated[int, Field(ge=-2, lt=2**31)]
 Milliseconds = Annotated[int, Field(ge=-1, lt=2**53)]
 ModelName = Annotated[str, Field(max_length=512)]
 ContextLength = Annotated[int, Field(ge=-1, lt=2**31)]
 TokenIds = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], AtMost(MAX_STOPS), WHOLE_ITEMS]
-_EMPTY_IS_ABSENT = ("grammar", "logit_bias", "samplers")
+_EMPTY_IS_ABSENT = ("grammar", "logit_bias")
 
 
 def _given_stops(value: Any) -> Any:
@@ -215,6 +199,11 @@ _TYPES: Mapping[str, Any] = {
     "json_schema": Annotated[JsonObject, SMALL] | bool,
     "stop_token_ids": TokenIds,
     "reasoning_budget_message": Annotated[str, Field(max_length=MAX_MESSAGE_CHARS)],
+    "samplers": (
+        Annotated[str, Field(max_length=MAX_STEPS)] | Annotated[list[SamplerName], AtMost(MAX_STEPS)]
+    ),
+    "dry_sequence_breakers": Annotated[str, Field(max_length=MAX_BREAKERS * 16)]
+    | Annotated[list[Breaker], AtMost(MAX_BREAKERS)],
 }
 """Types of the parameters whose form in JSON differs from that on a command line."""
 
@@ -247,7 +236,6 @@ class ParameterReader(ParameterFields):
     of field names in errors; field_names: names in errors of parameters that other fields set.
     """
 
-    samplers: Annotated[str, Field(max_length=32)] | Annotated[list[SamplerName], AtMost(32)] | None = None
     n_indent: Annotated[int, Field(ge=0, le=1024)] = 0
     t_max_prompt_ms: Milliseconds = 0
     t_max_predict_ms: Milliseconds = 0
@@ -294,11 +282,18 @@ class ParameterReader(ParameterFields):
             field = next((f for f in parameter.api_fields if getattr(self, f) is not None), None)
             if field is not None:
                 sent[name] = f"{self.path}{field}"
-                params[name] = _read(name, getattr(self, field), sent[name])
-        steps = with_samplers(self.samplers) if self.samplers is not None else {}
+                try:
+                    params[name] = _read(name, getattr(self, field), sent[name])
+                except FieldError:
+                    raise
+                except UsageError as error:
+                    message = error.with_option_names(lambda name, _: sent.get(name, name)).message
+                    raise FieldError(message, sent[name]) from None
+        if "samplers" in params:
+            params.setdefault("infill_sampling", "infill" in params["samplers"])
         if params.get("reasoning_budget") is None and self.configured_budget is not None:
             params["reasoning_budget"] = self.configured_budget
-        params = {name: value for name, value in (params | more | steps).items() if value is not None}
+        params = {name: value for name, value in (params | more).items() if value is not None}
         if self.warms:
             params.pop("max_tokens", None)
         try:
@@ -528,6 +523,10 @@ def _read(name: str, value: Any, path: str) -> Any:
         return None if value == -1 else value % 2**53 if value < 0 else value
     if name == "reasoning_budget":
         return None if value == -1 else value  # as in llama-server: the server's own
+    if name == "samplers":
+        return steps_in(value)
+    if name == "dry_sequence_breakers" and isinstance(value, str):
+        return _texts(value)
     if name == "logit_bias":
         return {token: bias for token, bias in _biases(value, path).items() if not _is_text(token)}
     return value

@@ -277,9 +277,8 @@ def test_stop_tokens_and_times_in_memory(api: str) -> None:
         ("bad_words", ["x"], []),
         ("documents", [{"text": "x"}], []),
         ("chat_template", "{{ x }}", ""),
-        ("mirostat", 2, 0),
-        ("dry_multiplier", 0.8, 0),
-        ("top_n_sigma", 1.0, -1),
+        ("tfs_z", 0.5, 1),
+        ("top_a", 0.5, 0),
         ("truncate_prompt_tokens", 5, -1),
         ("instructions", "Be brief.", ""),
         ("web_search_options", {}, None),
@@ -310,12 +309,34 @@ def test_names_of_other_apis() -> None:
     assert asked("chat", max_new_tokens=5).params == {"max_tokens": 5}
     assert asked("chat", stop_sequences=["a"]).params == {"stop": ["a"]}
     assert asked("chat", num_predict=5, max_tokens=6).params == {"max_tokens": 6}
-    assert asked("chat", grammar="", logit_bias=[], samplers=[]).params == {}
+    assert asked("chat", grammar="", logit_bias=[]).params == {}
+
+
+@every
+def test_samplers_and_their_order(api: str) -> None:
+    assert asked(api, samplers=[]).params["samplers"] == []  # as in llama-server: no step at all
+    assert asked(api, samplers="tkx").params["samplers"] == ["temperature", "top_k", "xtc"]
+    named = asked(api, samplers=["Temp", "top-k", "infill", "tfs_z", "nucleus"]).params
+    assert named["samplers"] == ["temperature", "top_k", "infill", "top_p"]
+    assert named["infill_sampling"] is True
+    for samplers in ("kz", ["magic"], ["infill"], ["top_k"] * 33):
+        with pytest.raises(FieldError, match="samplers") as error:
+            asked(api, samplers=samplers)
+        assert error.value.details["param"].endswith("samplers")
+
+
+@every
+def test_sequence_breakers_as_other_front_ends_send_them(api: str) -> None:
+    for sent in (["a", ":"], '["a", ":"]', '"a", ":"'):
+        assert asked(api, dry_sequence_breakers=sent).params["dry_sequence_breakers"] == ["a", ":"]
+    for sent in (["x"] * 10_000, [5], "[5]"):
+        with pytest.raises(FieldError, match="dry_sequence_breakers"):
+            asked(api, dry_sequence_breakers=sent)
 
 
 @pytest.mark.parametrize("api", ["ollama", "generate"])
 def test_options_of_ollama(api: str) -> None:
-    read_body = body(api, options={"num_gqa": 8, "rope_frequency_base": 1e6, "mirostat": 0, "tfs_z": 1.0})
+    read_body = body(api, options={"num_gqa": 8, "rope_frequency_base": 1e6, "tfs_z": 1.0})
     assert read_body.ignored_fields == ("options.num_gqa", "options.rope_frequency_base")
     assert asked(api, options={"seed": -5}).params["seed"] < 2**53
 

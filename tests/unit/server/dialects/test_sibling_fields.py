@@ -118,6 +118,7 @@ OPTIONS: dict[str, Any] = {
     "temperature": 0.25, "top_k": 7, "top_p": 0.5, "min_p": 0.25, "seed": 5, "stop": ["x"],
     "repeat_penalty": 1.5, "presence_penalty": 0.5, "frequency_penalty": 0.5, "repeat_last_n": 9,
     "logit_bias": {"5": 1.0}, "ignore_eos": True, "samplers": ["top_k"], "n_indent": 2,
+    "dry_sequence_breakers": ["x"], "min_keep": 3, "adaptive_target": 0.4, "mirostat": 2, "typical_p": 0.5,
     "t_max_predict_ms": 100, "stop_token_ids": [3], "min_tokens": 2,
     "skip_special_tokens": False, "speculation": {"enabled": False},
 }  # fmt: skip
@@ -143,8 +144,8 @@ def test_the_apis_own_place_takes_precedence(api: str) -> None:
 def test_options_that_are_unknown_or_not_an_object(api: str) -> None:
     named = "options.num_gqa" if api in ("ollama", "generate") else "options"
     assert body(api, options={"num_gqa": 8}).ignored_fields == (named,)
-    with pytest.raises(FieldError, match=r"options\.mirostat is not supported"):
-        asked(api, options={"mirostat": 2})
+    with pytest.raises(FieldError, match=r"options\.tfs_z is not supported"):
+        asked(api, options={"tfs_z": 0.5})
     assert body(api, options=5 if api not in ("ollama", "generate") else {}).limits.path == ""
 
 

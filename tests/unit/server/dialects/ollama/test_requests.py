@@ -68,7 +68,11 @@ class TestFields:
             ({"top_k": -1}, {"top_k": -1}),
             ({"stop": "a"}, {"stop": "a"}),
             ({"temperature": None, "num_ctx": 4096.0, "num_gpu": -1, "use_mmap": True, "num_keep": 5}, {}),
-            ({"mirostat": 0, "mirostat_tau": 5, "tfs_z": 1, "typical_p": 1.0, "numa": False}, {}),
+            ({"tfs_z": 1, "penalize_newline": True, "numa": False}, {}),
+            (
+                {"mirostat": 2, "mirostat_tau": 4, "mirostat_eta": 0.2, "typical_p": 0.7},
+                {"mirostat": 2, "mirostat_tau": 4, "mirostat_eta": 0.2, "typical_p": 0.7},
+            ),
         ],
     )
     def test_special_values(self, options, params) -> None:
@@ -287,7 +291,7 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
     ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
     ({"logprobs": True, "top_logprobs": -1}, "top_logprobs"),
     ({"options": []}, "options"),
-    ({"options": {"dry_multiplier": 1}}, "options.dry_multiplier"),
+    ({"options": {"dry_multiplier": -1}}, "options.dry_multiplier"),
     ({"options": {"num_predict": "x"}}, "options.num_predict"),
     ({"options": {"num_predict": 1.5}}, "options.num_predict"),
     ({"options": {"num_predict": -3}}, "options.num_predict"),
@@ -301,9 +305,9 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
     ({"options": {"seed": "1"}}, "options.seed"),
     ({"options": {"num_ctx": "big"}}, "options.num_ctx"),
     ({"options": {"use_mmap": 1}}, "options.use_mmap"),
-    ({"options": {"mirostat": 2}}, "options.mirostat"),
+    ({"options": {"mirostat": 3}}, "options.mirostat"),
     ({"options": {"tfs_z": 0.5}}, "options.tfs_z"),
-    ({"options": {"typical_p": 0.5}}, "options.typical_p"),
+    ({"options": {"typical_p": 1.5}}, "options.typical_p"),
     ({"speculation": {"trace": True}}, "speculation.trace"),
     ({"_debug_render_only": True}, "_debug_render_only"),
 ]  # fmt: skip
