@@ -34,7 +34,11 @@ class CostCurve:
         self._stored: set[int] = set()  # widths that were not measured in this process
         self._ratios: list[float] = []  # of the first decodes to the stored times
         self._widths: list[int] = []
-        self.table = [config.prior(n) if n else 0.0 for n in range(config.max_rows + 1)]
+        self._priors = [config.prior(n) if n else 0.0 for n in range(config.max_rows + 1)]
+        self.table = self._priors.copy()
+
+    def _prior(self, n: int) -> float:
+        return self._priors[n] if n < len(self._priors) else self.config.prior(n)
 
     @property
     def known(self) -> bool:
@@ -108,7 +112,7 @@ class CostCurve:
             low, high = self._widths[i - 1], self._widths[i]
             return seconds[low] + (n - low) / (high - low) * (seconds[high] - seconds[low])
         nearest = self._widths[-1] if i else self._widths[0]
-        return seconds[nearest] * self.config.prior(n) / self.config.prior(nearest)
+        return seconds[nearest] * self._prior(n) / self._prior(nearest)
 
     def predict(self, n: int) -> float:
         """Seconds of a decode of n rows now; 0 without any times."""
@@ -148,7 +152,7 @@ class CostCurve:
             self._counts.pop(n, None)
             del self._seconds[n]
             self._widths.remove(n)
-            at = self._predict if self._widths else self.config.prior
+            at = self._predict if self._widths else self._prior
             self.table = [at(w) if w else 0.0 for w in range(len(self.table))]
 
     def forget(self, n: int) -> None:
