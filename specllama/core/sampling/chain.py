@@ -234,22 +234,25 @@ def _reaching(costs: NDArray[np.floating[Any]], weights: NDArray[np.float32], go
     """Indices, ascending, of the least costs whose weights together are at least the goal, more than it if
     `more`; of all where they are not. Sorts only those about where it is reached.
     """
-    rest, inside, before, share = np.arange(len(costs)), list[Ids](), 0.0, 16
-    while len(rest) > _SORTED:
-        sample = np.sort(costs[rest[:: len(rest) // 64]])
-        near = costs[rest] <= sample[len(sample) // share]
-        close = rest[near]
-        if len(close) == len(rest):
+    rest: Ids | None = None  # all
+    inside, before, share = list[Ids](), 0.0, 16
+    while (n := len(costs) if rest is None else len(rest)) > _SORTED:
+        theirs = costs if rest is None else costs[rest]
+        sample = np.sort(theirs[:: n // 64])
+        near = theirs <= sample[len(sample) // share]
+        close, far = (mask.nonzero()[0] if rest is None else rest[mask] for mask in (near, ~near))
+        if len(close) == n:
             break
         mass = before + float(weights[close].sum(dtype=np.float64))
         if mass > goal or (mass == goal and not more):
             rest = close
         else:
-            inside, before, rest, share = [*inside, close], mass, rest[~near], 2
+            inside, before, rest, share = [*inside, close], mass, far, 2
+    rest = np.arange(len(costs)) if rest is None else rest
     order = rest[costs[rest].argsort(kind="stable")]
     sums = before + np.cumsum(weights[order], dtype=np.float64)
-    n = int(sums.searchsorted(goal, side="right" if more else "left")) + 1
-    return np.sort(np.concatenate((*inside, order[:n])))
+    n_kept = int(sums.searchsorted(goal, side="right" if more else "left")) + 1
+    return np.sort(np.concatenate((*inside, order[:n_kept])))
 
 
 class Chain:
