@@ -71,6 +71,8 @@ NOT_RUN = {  # what a command begins with, after environment variables: why no t
     "specllama serve": "runs below, at a free port",
     "git pull": "changes the checkout",
     "curl": "runs below, against a server",
+    "smg": "needs other machines; tests/server/test_routers.py has servers on this one",
+    "vllm-router": "the same",
 }
 QUIET = ("export", "specllama models verify")  # nothing to say on stdout
 NOT_SERVED = {"--host 0.0.0.0": "would listen at all addresses of this machine"}

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
+from tests.support.agents import MODEL
 from tests.support.routers import SECONDS, SMG, VLLM_ROUTER, Kind, Router, Workers, needs
 from tests.support.serving import QUESTION, first_event
 
 pytestmark = pytest.mark.timeout(3 * SECONDS)
-MODEL = "pydoc-target"
 SHORT: dict[str, Any] = {"model": MODEL, "seed": 1}
 TOOL = {
     "type": "function",
@@ -156,3 +156,16 @@ def test_two_models_behind_one_router(tmp_path) -> None:
                 for _ in range(4):
                     assert router.chat(model=name, max_tokens=1).json["model"] == name
             assert router.chat(model="third", max_tokens=1).status == 404
+
+
+@pytest.mark.long
+@needs(SMG)
+def test_keys_through_smg(tmp_path) -> None:
+    """It lets in who has its own key of the servers."""
+    with Workers(tmp_path, "--api-key", "one,two") as two, Router(SMG, tmp_path, two, "two") as router:
+        statuses = {}
+        for sent in ("two", "one", "wrong", ""):
+            headers = {"authorization": f"Bearer {sent}"} if sent else {}
+            body = {**SHORT, "messages": QUESTION, "max_tokens": 1}
+            statuses[sent] = router.post("/v1/chat/completions", body, headers=headers).status
+        assert statuses == {"two": 200, "one": 401, "wrong": 401, "": 401}

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.agents import FOLDER
-from tests.support.serving import Api, Server
+from tests.support.agents import FOLDER, MODEL
+from tests.support.serving import QUESTION, Api, Server
 
 _PROGRAMS = FOLDER / "python-routers" / "bin"
 _CHECKS = (
@@ -75,15 +75,17 @@ class Workers:
 
 
 class Router(Api):
-    """A router over the workers, as a context manager. Its log is in `log`."""
+    """A router over the workers, as a context manager. key: of the workers, "" for none. Its log is in `log`."""
 
-    def __init__(self, kind: Kind, home: Path, workers: Workers) -> None:
+    def __init__(self, kind: Kind, home: Path, workers: Workers, key: str = "") -> None:
         super().__init__("127.0.0.1", _free_port())
+        self._bearer = {"authorization": f"Bearer {key}"} if key else {}
         self.kind, self.log = kind, home / f"{kind.program}.log"
         urls = [server.url for server in workers.servers]
         line = [
             str(_PROGRAMS / kind.program), *kind.flags, *_CHECKS, "--host", self.host, "--port",
             str(self.port), "--prometheus-port", str(_free_port()), "--worker-urls", *urls,
+            *(("--api-key", key) if key else ()),
         ]  # fmt: skip
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(line, cwd=home, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
@@ -91,6 +93,7 @@ class Router(Api):
     def __enter__(self) -> Router:
         try:
             self.wait_for_workers(2)
+            self.until(self._answers, SECONDS)
         except BaseException:
             self.__exit__()
             raise
@@ -108,6 +111,11 @@ class Router(Api):
             assert self._process.poll() is None, self.log.read_text("utf-8", "replace")[-2000:]
             assert time.monotonic() < deadline, self.log.read_text("utf-8", "replace")[-2000:]
             time.sleep(0.1)
+
+    def _answers(self) -> bool:
+        """It may know that a server is ready before it knows its models."""
+        body = {"model": MODEL, "messages": QUESTION, "max_tokens": 1}
+        return self.post("/v1/chat/completions", body, headers=self._bearer).status == 200
 
     def _n_workers(self) -> int:
         try:
