@@ -75,7 +75,7 @@ class Workers:
 
 
 class Router(Api):
-    """A router over the workers, as a context manager. key: of the workers, "" for none. log: of the router."""
+    """A router over the workers, as a context manager. key: of the workers, "" for none. log: its own."""
 
     def __init__(self, kind: Kind, home: Path, workers: Workers, key: str = "") -> None:
         super().__init__("127.0.0.1", _free_port())
