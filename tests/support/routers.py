@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import http.client
 import socket
 import subprocess
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,7 +27,7 @@ SECONDS = 240.0  # a deadline for what takes five, on a busy machine
 @dataclass(frozen=True)
 class Kind:
     """A program, and the flags by which it keeps a conversation on one server. anonymous: whether it passes
-    requests without a model.
+    requests without a model, and routes of specllama alone.
     """
 
     program: str
@@ -74,6 +76,14 @@ class Workers:
         return Server(home, *self._flags, *flags)
 
 
+class _JsonConnection(http.client.HTTPConnection):
+    """A connection whose requests name their type, which smg asks for."""
+
+    def putrequest(self, *args: Any, **kwargs: Any) -> None:
+        super().putrequest(*args, **kwargs)
+        self.putheader("content-type", "application/json")
+
+
 class Router(Api):
     """A router over the workers, as a context manager. key: of the workers, "" for none. log: its own."""
 
@@ -103,6 +113,9 @@ class Router(Api):
         self._process.kill()
         self._process.wait()
         self.hang_up()
+
+    def connect(self, seconds: float = SECONDS) -> http.client.HTTPConnection:
+        return _JsonConnection(self.host, self.port, timeout=seconds)
 
     def wait_for_workers(self, n: int) -> None:
         """Wait until it sends requests to so many workers."""
