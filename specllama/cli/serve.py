@@ -94,7 +94,7 @@ def serve(given: Mapping[str, Any]) -> int:
         values["host"] = host_of(inherited)
     is_path = str(values.get("host", "")).startswith(defaults.UNIX)
     if is_path and values.get("open"):
-        raise UsageError("a browser opens no unix socket", "leave --open or --host out", option="open")
+        raise UsageError("needs an address, not a unix socket", "leave --host out", option="open")
     settings = server_settings(values)
     if given.get("api_key"):
         console.note(KEY_NOTE)

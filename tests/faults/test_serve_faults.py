@@ -244,6 +244,11 @@ class TestSockets:
                 process.kill()
                 process.wait()
 
+    def test_a_unix_socket_is_for_no_browser_and_no_client(self, tmp_path) -> None:
+        for line in (("serve", "--open"), ("launch", "llm", "--print")):
+            done = Command(tmp_path)(*line, "--host", "unix:s")
+            assert (done.code, "unix socket" in done.err) == (2, True), done.err
+
     @pytest.mark.parametrize(
         ("path", "code", "needle"),
         [("unix:missing/s", 3, "not exist"), ("unix:file", 8, "something else"), ("unix:", 2, "unix:PATH")],

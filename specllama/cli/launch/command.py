@@ -101,9 +101,11 @@ def _running(given: Mapping[str, Any], values: Mapping[str, Any], key: str) -> M
         if running is None:
             raise NotFoundError(f"there is no specllama at {url}", "start it with specllama serve")
         return running
+    host, port = values.get("host", defaults.HOST), values.get("port", defaults.PORT)
+    if host.startswith(defaults.UNIX):
+        raise UsageError("must be an address for a client, not a unix socket", option="host")
     if serve_options(given):
         return None
-    host, port = values.get("host", defaults.HOST), values.get("port", defaults.PORT)
     try:
         return server.find(f"http://{_address(host)}:{port}", key, model)
     except NotFoundError:

@@ -32,7 +32,6 @@ from specllama.errors import (
     NotFoundError,
     ResourceError,
     SpecllamaError,
-    UsageError,
 )
 from specllama.json_types import JsonObject
 from specllama.option import OptionValues
@@ -244,12 +243,10 @@ class ServeCommand:
 
 def serve_command(given: Mapping[str, Any], values: Mapping[str, Any], client: Client) -> ServeCommand:
     """The server for a client. given: the command line of `launch`; values: the same with configuration files
-    and environment. Raises UsageError for a unix socket.
+    and environment.
     """
     more: OptionValues = {}
     host = values.get("host", defaults.HOST)
-    if host.startswith(defaults.UNIX):
-        raise UsageError("clients need an address and a port, not a unix socket", option="host")
     port = values["port"] if "port" in given else free_port(host, values.get("port", defaults.PORT))
     more["port"] = port
     if "n_ctx" not in given and client.n_ctx:
