@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 from specllama.server.dialects.llama_server.completion import InfillRequest, NativeRequest
 from specllama.server.dialects.ollama.requests import OllamaChatRequest, OllamaGenerateRequest, OllamaOptions
 from specllama.server.dialects.openai.completions import ChatRequest
-from specllama.server.dialects.shared import fields as policy
 from specllama.server.dialects.shared.fields import FieldError, RequestBody, checked
 
 PAGE = Path(__file__).parent.parent / "docs" / "fields.md"
@@ -46,28 +45,29 @@ class Section(NamedTuple):
 _SAMPLING = """
 temperature | 0.5 |
 dynatemp_range | 0.5 |
-dynatemp_exponent | 2.0 | of `dynatemp_range` alone
+dynatemp_exponent | 2.0 | with `dynatemp_range`
 top_k | 5 |
 top_p | 0.5 |
 min_p | 0.2 |
 top_n_sigma | 1.0 |
 xtc_probability | 0.5 |
-xtc_threshold | 0.2 | of `xtc_probability` alone
+xtc_threshold | 0.2 | with `xtc_probability`
 typical_p | 0.5 |
+typ_p | 0.5 | as `typical_p`
 repeat_last_n | 5 |
 repeat_penalty | 1.2 |
 presence_penalty | 0.5 |
 frequency_penalty | 0.5 |
 dry_multiplier | 0.8 |
-dry_base | 2.0 | of `dry_multiplier` alone
-dry_allowed_length | 3 | of `dry_multiplier` alone
-dry_penalty_last_n | 7 | of `dry_multiplier` alone
-dry_sequence_breakers | ["x"] | of `dry_multiplier` alone
+dry_base | 2.0 | with `dry_multiplier`
+dry_allowed_length | 3 | with `dry_multiplier`
+dry_penalty_last_n | 7 | with `dry_multiplier`
+dry_sequence_breakers | ["x"] | with `dry_multiplier`
 mirostat | 2 |
-mirostat_tau | 3.0 | of `mirostat` alone
-mirostat_eta | 0.2 | of `mirostat` alone
+mirostat_tau | 3.0 | with `mirostat`
+mirostat_eta | 0.2 | with `mirostat`
 adaptive_target | 0.5 |
-adaptive_decay | 0.5 | of `adaptive_target` alone
+adaptive_decay | 0.5 | with `adaptive_target`
 samplers | ["top_k", "temperature"] |
 min_keep | 2 |
 seed | 7 |
@@ -121,7 +121,7 @@ speculative.ngram_min_hits | 5 | as `speculative.type`
 echo | True |
 preserved_tokens | ["x"] | control tokens of calls are shown by themselves
 grammar_lazy | True | calls begin by themselves
-grammar_triggers | [{"type": 1, "value": "x"}] | of `grammar_lazy` alone
+grammar_triggers | [{"type": 1, "value": "x"}] | with `grammar_lazy`
 reasoning_control | True |
 reasoning_budget_tokens | 5 | where the prompt ends within reasoning
 reasoning_budget_message | "x" |
@@ -205,8 +205,8 @@ repeat_penalty | 1.2 |
 presence_penalty | 0.5 |
 frequency_penalty | 0.5 |
 mirostat | 1 |
-mirostat_tau | 3.0 | of `mirostat` alone
-mirostat_eta | 0.2 | of `mirostat` alone
+mirostat_tau | 3.0 | with `mirostat`
+mirostat_eta | 0.2 | with `mirostat`
 penalize_newline | True | llama.cpp has this option no more
 stop | ["x"] |
 num_ctx | 64 | `-c` of the server; more than that is logged
@@ -309,7 +309,6 @@ def missing() -> list[str]:
     """The fields of the server's code that the table does not have."""
     here = {name for section in SECTIONS for name, _, _ in rows(section)}
     known = {field.alias or name for name, field in NativeRequest.model_fields.items()}
-    known |= set(policy._OFF_UP_TO) | {name for name, _, _ in rows(SECTIONS[-1])}
     options = {field.alias or name for name, field in OllamaOptions.model_fields.items()}
     return sorted((known | options) - here - _OTHERS)
 
