@@ -144,15 +144,22 @@ class TestPipe:
             "logit_bias": "5+1 6-inf", "seed": "11", "max_tokens": "9", "stop": '["a b", "\\n\\n\\n"]',
             "ignore_eos": "true", "json_schema": '{"type": "object"}', "grammar": 'root ::= "a" | "b"',
             "infill_sampling": "true", "min_tokens": "2", "stop_token_ids": "[5, 6]",
-            "skip_special_tokens": "false",
+            "skip_special_tokens": "false", "reasoning_budget": "100", "reasoning_budget_message": "Enough.",
+            "top_n_sigma": "1.5", "typical_p": "0.9", "xtc_probability": "0.5", "xtc_threshold": "0.2",
+            "dynatemp_range": "0.5", "dynatemp_exponent": "1.5", "dry_multiplier": "0.8", "dry_base": "1.5",
+            "dry_allowed_length": "3", "dry_penalty_last_n": "32", "dry_sequence_breakers": '["x"]',
+            "mirostat": "0", "mirostat_eta": "0.2", "mirostat_tau": "4", "adaptive_target": "0.5",
+            "adaptive_decay": "0.5", "min_keep": "1", "samplers": '["top_k", "temperature"]',
         }  # fmt: skip
         assert set(values) == set(NAMES)
         result = chat(shared, *(f"/set {k} {v}" for k, v in values.items() if k != "json_schema"), "/set")
         shown = dict(re.findall(r"^(\w+) +(.*?)   \(set\)$", "\n".join(result.lines[-len(values) :]), re.M))
         assert shown.pop("stop") == '"a b" "\\n\\n\\n"'
         assert shown.pop("stop_token_ids") == "5 6"
-        given = {k: v for k, v in values.items() if k not in ("json_schema", "stop", "stop_token_ids")}
-        assert shown == given
+        assert shown.pop("dry_sequence_breakers") == '"x"'
+        assert shown.pop("samplers") == '"top_k" "temperature"'
+        lists = ("stop", "stop_token_ids", "dry_sequence_breakers", "samplers")
+        assert shown == {k: v for k, v in values.items() if k != "json_schema" and k not in lists}
         unset = chat(shared, "/set top-k 5", "/set top_k default", "/set temp 0", "/set n none", "/set")
         assert "(set)" not in re.findall("(?m)^(?:top_k|max_tokens).*$", unset.err)[-1]
         result = chat(
