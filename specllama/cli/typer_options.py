@@ -67,12 +67,27 @@ class CommandEntry:
         return str(own or getattr(module, "EXAMPLES", ""))
 
 
+class _Reader:
+    """Reads the values of an option, for Typer. Its own readers are made by pydantic, one for each option of
+    a command, given or not, which takes longer than all else that a command does before it starts.
+    """
+
+    def coerce(self, value: Any, param: Any, ctx: Any) -> Any:  # noqa: ARG002 - Typer's signature
+        read = param.type_descriptor.parameter_info.parser
+        if param.multiple or param.nargs == -1:
+            return list(value or ()) if read is None else [read(one) for one in value or ()]
+        return value if value is None or read is None else read(value)
+
+
 class _Help:
     """What commands and groups of them share, before Typer's class: help and usage as wide as the terminal,
     and errors that name the command, also those that Typer's parser raises without it.
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        for parameter in ctx.command.get_params(ctx):
+            if not parameter.type_descriptor.is_choice:
+                parameter._runtime_param = _Reader()
         try:
             parsed: list[str] = super().parse_args(ctx, args)  # type: ignore[misc]
         except typer.TyperException as error:

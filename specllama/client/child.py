@@ -5,7 +5,6 @@ The process is the leader of a session of its own, so that a terminal's Ctrl-C r
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import math
 import os
@@ -15,13 +14,16 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 from specllama.client import protocol
 from specllama.clock import ended, running_time, wait_until
 from specllama.errors import EngineDiedError, EngineError, SpecllamaError
 from specllama.processor_time import WorkMeter, exits, of_tree
 from specllama.python_command import engine_process
+
+if TYPE_CHECKING:
+    import asyncio
 
 # Cuts a stream of bytes into lines.
 

@@ -5,27 +5,25 @@ Does not import llama.cpp.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import itertools
 import queue
-import sys
 import threading
-from collections import deque
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from types import TracebackType
-from typing import IO, Any, NoReturn, TypeVar
+from typing import IO, TYPE_CHECKING, NoReturn, TypeVar
 
 from specllama.client import protocol
 from specllama.client.child import WITHOUT_KERNELS, EngineProcess
 from specllama.client.model_info import BuildInfo, LoadInfo
 from specllama.client.tune_messages import Trim, Trimmed, Tune, Tuned
-from specllama.clock import running_time
 from specllama.config.load import LoadSettings
 from specllama.config.options import as_flag
 from specllama.errors import OptionNames, SpecllamaError, UsageError, with_option_names
+
+if TYPE_CHECKING:
+    import asyncio
 
 Deliver = Callable[[protocol.Message | SpecllamaError], None]
 _Answer = TypeVar("_Answer", bound=protocol.Message)
@@ -313,70 +311,3 @@ def _checked(message: protocol.Message | SpecllamaError) -> protocol.Message:
     if isinstance(message, SpecllamaError):
         raise message
     return message
-
-
-# The event loop of everything that serves or waits: its time stands still while this process does.
-#
-# All timers of asyncio and uvicorn are those of the loop, so that none of them counts a pause.
-
-
-if sys.platform == "win32":
-    _Base = asyncio.ProactorEventLoop
-else:
-    _Base = asyncio.SelectorEventLoop
-Result = TypeVar("Result")
-
-
-class RunningLoop(_Base):
-    """The system's usual loop by `running_time`."""
-
-    def time(self) -> float:
-        """Seconds in which this process has run."""
-        return running_time()
-
-
-def run(main: Coroutine[Any, Any, Result]) -> Result:
-    """As asyncio.run, in a RunningLoop."""
-    with asyncio.Runner(loop_factory=RunningLoop) as runner:
-        return runner.run(main)
-
-
-# An engine client for an event loop, in which all messages are delivered.
-#
-# One engine message covers all sequences, so that one wake-up of the loop delivers to all requests.
-
-
-class LoopClient(EngineClient):
-    """An EngineClient that calls `deliver` and `ended` in the event loop in which it was created."""
-
-    def __init__(self, log: IO[str] | None, notice: Callable[[str], None], ended: Callable[[], None]) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._thread = threading.get_ident()
-        self._calls: deque[Callable[[], None]] = deque()
-        super().__init__(log, notice, lambda: self._calls.append(ended), self._wake, self._loop)
-
-    def submit_choices(
-        self, request: protocol.Generate | protocol.Question | Tune, deliver: Sequence[Deliver]
-    ) -> list[Submission]:
-        """See EngineClient; nothing is delivered before this method returns."""
-        return super().submit_choices(request, [partial(self._deliver_later, one) for one in deliver])
-
-    def _deliver_later(self, deliver: Deliver, message: protocol.Message | SpecllamaError) -> None:
-        self._calls.append(partial(deliver, message))
-
-    def _wake(self) -> None:
-        """Run the queued calls in the loop. Called in the loop itself, unless it cannot watch pipes or the
-        process has ended.
-        """
-        if self._calls and threading.get_ident() == self._thread:
-            self._run_calls()
-        elif self._calls:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nothing waits
-                self._loop.call_soon_threadsafe(self._run_calls)
-
-    def _run_calls(self) -> None:
-        while self._calls:
-            try:
-                self._calls.popleft()()
-            except Exception as error:  # noqa: BLE001 - a failure of one request must not affect the others
-                self._loop.call_exception_handler({"message": "a delivery failed", "exception": error})

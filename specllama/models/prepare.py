@@ -204,6 +204,8 @@ def known_draft(library: Library, target: ResolvedModel, draft_vocab: str = "str
     """
     if target.parsed.built_in == PYDOC:  # needs no header, whose reader takes 50 ms to import
         return _embedded_draft()
+    if target.parsed.built_in == DEMO and target.path:
+        return _demo_head()
     try:
         header = library.header(target)
     except GGUFError:
@@ -228,7 +230,7 @@ def own_draft(library: Library, target: ResolvedModel, header: Header) -> Resolv
     if read_head(header) is not None:
         return target
     if target.parsed.built_in == DEMO and check_any(header, read_model(str(DEMO_HEAD))).ok:
-        return ResolvedModel(ParsedName(str(DEMO_HEAD)), str(DEMO_HEAD))
+        return _demo_head()
     if reason := unusable_head(header):
         library.listener.note(f"the head of the model is not used: {reason}")
     if target.path:
@@ -257,6 +259,10 @@ def _listed_draft(library: Library, target: ResolvedModel, header: Header) -> Re
         library.listener.note(f"{draft.name} is known as a draft and does not fit: {verdict.reason}")
         return None
     return draft
+
+
+def _demo_head() -> ResolvedModel:
+    return ResolvedModel(ParsedName(str(DEMO_HEAD)), str(DEMO_HEAD))
 
 
 def _embedded_draft() -> ResolvedModel:

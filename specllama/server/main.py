@@ -20,7 +20,7 @@ from typing import IO, Any
 
 import uvicorn
 
-from specllama.client.client import run
+from specllama.client.loop_client import run
 from specllama.client.model_info import LoadInfo
 from specllama.errors import EngineDiedError
 from specllama.models.resolve import Library

@@ -19,7 +19,8 @@ from starlette.types import Message, Receive, Scope, Send
 from specllama.calls.scanner import CallReader
 from specllama.calls.tools import Tools
 from specllama.client import protocol
-from specllama.client.client import LoopClient, Submission
+from specllama.client.client import Submission
+from specllama.client.loop_client import LoopClient
 from specllama.core.gain import plain_rate
 from specllama.core.sampling.params import nth_seed
 from specllama.errors import DeadlineError, ResourceError, SpecllamaError

@@ -15,7 +15,7 @@ from functools import partial
 from types import MappingProxyType
 
 from specllama.client import protocol
-from specllama.client.client import LoopClient
+from specllama.client.loop_client import LoopClient
 from specllama.errors import BusyError, ContextLengthError, ResourceError, SpecllamaError
 from specllama.models.catalogue import CatalogueModel
 from specllama.prefix_disk.directory import StateDirectory, default_directory

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import IO, BinaryIO, Literal, TypeVar
 
 from specllama.client import protocol
-from specllama.client.client import LoopClient
+from specllama.client.loop_client import LoopClient
 from specllama.client.model_info import LoadInfo
 from specllama.config.load import LoadSettings
 from specllama.errors import EngineDiedError, SpecllamaError

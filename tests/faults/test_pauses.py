@@ -41,7 +41,7 @@ threading.Thread(target=limit, daemon=True).start()
 LONG = ("run", "-m", "pydoc", "-p", "zip", "--ignore-eos", "-n", "1500", "-c", "8192", "--seed", "1")
 EVENTS = """
 import asyncio, os, signal, time
-from specllama.client.client import run
+from specllama.client.loop_client import run
 from specllama.clock import running_time
 
 async def main():

@@ -14,7 +14,8 @@ import pytest
 
 from specllama.client import protocol as m
 from specllama.client.child import EngineProcess
-from specllama.client.client import EngineClient, LoopClient
+from specllama.client.client import EngineClient
+from specllama.client.loop_client import LoopClient
 from specllama.errors import EngineDiedError, SpecllamaError
 from tests.faults.test_process import SETTINGS
 from tests.support.generations import generate
