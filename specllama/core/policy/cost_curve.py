@@ -99,7 +99,10 @@ class CostCurve:
         i, widths = bisect_left(self._widths, n), self._widths
         first = widths[i - 1] if i else 1
         last = widths[i + 1] if i < len(widths) - 1 else len(self.table)
-        self.table[first:last] = map(self._predict, range(first, last))
+        widest = widths[-1]
+        inner = map(self._predict, range(first, min(last, widest + 1)))
+        at, priors = self._seconds[widest], self._priors  # each step of a draft gets here
+        self.table[first:last] = [*inner, *(at * time / priors[widest] for time in priors[widest + 1 : last])]
         for wider in widths[1:] if not i else ():  # the narrowest width limits those that were measured
             self.table[wider] = max(self._seconds[wider], seconds)
 
