@@ -199,7 +199,7 @@ class Header:
     def token_texts(self) -> list[bytes]:
         """The texts as llama.cpp stores them: each up to a NUL; an empty one becomes [EMPTY_<id>]."""
         raws = self.tokens.raws()
-        if all(raw and b"\0" not in raw for raw in raws):
+        if all(raws) and b"\0" not in b"".join(raws):
             return raws
         return [raw.partition(b"\0")[0] or b"[EMPTY_%d]" % i for i, raw in enumerate(raws)]
 

@@ -333,13 +333,14 @@ def _strings(w: Window, n: int, field: str) -> StringArray:
     pos = begin - base  # in w.buf
     starts = array("q")
     unpack, append = struct.Struct("<Q").unpack_from, starts.append
+    shift = base - begin + 8
     while len(starts) < n:
+        buf = w.buf
         try:
             for _ in range(n - len(starts)):
-                (length,) = unpack(w.buf, pos)
-                pos += 8
-                append(pos + base - begin)
-                pos += length
+                (length,) = unpack(buf, pos)
+                append(pos + shift)
+                pos += length + 8
         except (struct.error, OverflowError):
             last = max(len(starts) - 1, 0)
             w.need(pos + base, f"{field}[{last}]", begin + (starts[last] - 8 if starts else 0))

@@ -254,7 +254,7 @@ def read_d2t(head: HeadInfo) -> None:
         raise GGUFError(f"{where}: {len(ids)} ids of {head.n_proposed}", GET_ANOTHER)
     if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < head.n_vocab:
         raise GGUFError(f"{where}: ids from {ids.min()} to {ids.max()} of {head.n_vocab} tokens", GET_ANOTHER)
-    if len(np.unique(ids)) != len(ids):
+    if len(set(ids.tolist())) != len(ids):  # np.unique imports numpy.ma
         raise GGUFError(f"{where}: an id occurs twice", GET_ANOTHER)
 
 

@@ -17,6 +17,7 @@ from specllama.core.sequence import Generation, Request
 from specllama.drafters.copy import CopyDrafter
 from specllama.drafters.model import ModelDrafter
 from tests.support.devices import DeviceContext, curves
+from tests.support.examples import examples
 
 ROWS = ExactRows(8, 64)
 
@@ -112,7 +113,7 @@ def test_without_spare_cells_a_text_ends_before_rows_would_not_fit():
         assert (generation.finish_reason, len(generation.history)) == ("context", 256 - ROWS.width + 1)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=examples(12), deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 60), st.booleans(), st.integers(0, 3)), min_size=2, max_size=5))
 def test_conversations_of_several_turns_are_the_same(turns):
     """Each turn continues the text, or leaves a part of it out; the prefix is reused in both."""

@@ -31,6 +31,7 @@ from specllama.drafters.model import ModelDrafter
 from specllama.testing import ScriptedDrafter, TableContext, TableHead, TableMask
 from specllama.worker.calibrate import measure_load
 from tests.support.devices import curves
+from tests.support.examples import examples
 from tests.unit.core.test_engine_table import (
     END,
     N_VOCAB,
@@ -87,7 +88,7 @@ def run_trees(engine: Engine, requests: Sequence[Request]) -> list[list[int]]:
     return [g.output for g in generations]
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=examples(120), deadline=None)
 @given(
     st.lists(st.tuples(prompt_strategy, params_strategy, st.integers(0, 99)), min_size=1, max_size=4),
     st.integers(1, 9),
