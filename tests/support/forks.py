@@ -3,6 +3,7 @@ most of the processor time of a short one.
 
 A fork has its own streams, environment, directory and exit code, and ends as an interpreter does. What
 depends on how an interpreter starts (encodings, paths of modules) needs a new process: `ForkServer.fits`.
+Its engine is a fork of it, which has imported llama.cpp, where no GPU is in use: `_start_engine`.
 """
 
 from __future__ import annotations
@@ -20,16 +21,26 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
+from specllama.errors import SpecllamaError
 from tests.support.paths import ROOT
 
 OFF = "TESTS_WITHOUT_FORKS"  # scripts/test --all sets it: each command is a new process
 _AT_START = ("PYTHON", "LC_", "LANG")  # beginnings of variables that an interpreter reads when it starts
+_WITH_ENGINE = (
+    "OMP_",
+    "GOMP_",
+    "GGML_",
+    "OPENBLAS_",
+    "LD_",
+    "SPECLLAMA_KERNELS",
+)  # those that llama.cpp reads
 _N_PIPES = 3
 
 
@@ -160,6 +171,54 @@ def _become(link: socket.socket) -> None:
     sys.argv[1:] = args
 
 
+def _import_engine() -> bool:
+    """Import what the engine process does; False where that starts what a fork cannot go on with."""
+    with contextlib.suppress(SpecllamaError, ImportError):
+        from specllama.llama.library import devices
+        from specllama.worker import engine_core  # noqa: F401
+
+        return not any(device.gpu for device in devices())
+    return False
+
+
+def _start_engine(start: Callable[..., subprocess.Popen[bytes]], before: Mapping[str, str]) -> Any:
+    """`start`, which starts an engine process, or one that forks it where a new one would do the same.
+    before: the environment in which the engine was imported.
+    """
+
+    def with_engine(environ: Mapping[str, str]) -> dict[str, str]:
+        return {name: value for name, value in environ.items() if name.startswith(_WITH_ENGINE)}
+
+    def forked(environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
+        others = {x for x in threading.enumerate() if x.name not in ("MainThread", "specllama_clock")}
+        for thread in others:
+            thread.join(0.2)  # one that has to end
+        alone = not any(thread.is_alive() for thread in others)
+        if not alone or with_engine({**os.environ, **environ}) != with_engine(before):
+            return start(environ)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        pipe, become = subprocess.PIPE, functools.partial(_become_engine, {**os.environ, **environ})
+        return subprocess.Popen(
+            [sys.executable], stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True, preexec_fn=become
+        )
+
+    return forked
+
+
+def _become_engine(environ: Mapping[str, str]) -> None:
+    """In the child of a Popen, before its program would start: never returns."""
+    os.closerange(_N_PIPES, 4096)  # one of these tells the parent that the program has started
+    os.environ.clear()
+    os.environ.update(environ)
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)
+    gc.enable()  # Popen disables it
+    from specllama.worker.main import main
+
+    main()
+
+
 def _import_commands() -> None:
     for name in ("specllama.cli.app", "typer._adapters", "pydantic.type_adapter"):
         with contextlib.suppress(ImportError):
@@ -169,15 +228,19 @@ def _import_commands() -> None:
     for command in COMMANDS.values():
         command.table()
         command.function()
-    gc.freeze()  # what is shared with the forks is not copied by their collections
 
 
 if __name__ == "__main__":
+    before = dict(os.environ)
     _import_commands()
+    has_engine = _import_engine()
+    gc.freeze()  # what is shared with the forks is not copied by their collections
     _wait_for_command(socket.socket(fileno=int(sys.argv[1])))
     from specllama import python_command
     from specllama.__main__ import main
 
     # Most commands of the tests fail before they need an engine: none starts early.
     python_command.start_engine_early = lambda: None
+    if has_engine:
+        python_command._start_engine = _start_engine(python_command._start_engine, before)
     main()
