@@ -355,6 +355,16 @@ def test_help_loads_nothing_heavy() -> None:
     )
 
 
+def test_a_front_loads_nothing_heavy_before_its_engine_answers() -> None:
+    """Nor what reads the headers of models that come with the program."""
+    code = """
+from specllama.cli.app import run_app
+import specllama.client.client
+assert run_app(["run", "-p", "Hi", "-m", "nowhere.gguf"]) > 1
+"""
+    assert loaded_after(code, *HEAVY, "asyncio", "importlib.metadata") == set()
+
+
 def test_parts_of_core_that_fronts_import_are_light() -> None:
     imports = "\n".join(f"import specllama.{module}" for module in LIGHT_CORE)
     assert loaded_after(imports, *HEAVY) == set()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from specllama.config.load import LoadSettings, ModelSettings
-from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
+from specllama.data import DEMO_HEAD, EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specllama.errors import ConfigError, IntegrityError, NetworkError, NotFoundError, ResourceError
 from specllama.models import demo, manifest
 from specllama.models.demo import SMOLLM2, DemoStore
@@ -89,8 +89,9 @@ class TestDefault:
         return prepared.target.path, prepared.draft.path if prepared.draft else None, listener.notes
 
     def test_the_demo_model_answers_if_it_is_on_disk(self, environ: dict[str, str], here: Path) -> None:
-        assert self.paths(environ) == (str(here), None, [])
-        assert self.paths(environ, "demo") == (str(here), None, [])
+        """With the head that was made for it, whose header and its own are read by the engine alone."""
+        assert self.paths(environ) == (str(here), str(DEMO_HEAD), [])
+        assert self.paths(environ, "demo") == (str(here), str(DEMO_HEAD), [])
         assert self.paths(environ, draft=str(EMBEDDED_DRAFT))[:2] == (str(here), str(EMBEDDED_DRAFT))
 
     def test_the_embedded_pair_answers_otherwise_and_a_note_says_so(self, environ: dict[str, str]) -> None:
