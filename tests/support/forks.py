@@ -173,6 +173,8 @@ def _become(link: socket.socket) -> None:
 
 def _import_engine() -> bool:
     """Import what the engine process does; False where that starts what a fork cannot go on with."""
+    if sys.platform != "linux":
+        return False
     with contextlib.suppress(SpecllamaError, ImportError):
         from specllama.llama.library import devices
         from specllama.worker import engine_core  # noqa: F401
