@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from specllama.api.async_llm import AsyncLLM
+    from specllama.api.embedding import EmbeddingRequestOutput, ScoringRequestOutput
     from specllama.api.llm import LLM
     from specllama.api.outputs import CompletionOutput, CompletionStats, Delta, Logprob, RequestOutput
     from specllama.api.prompts import TextPrompt, TokensPrompt
@@ -27,6 +28,7 @@ __all__ = [  # noqa: RUF022 - in the order of sorted()
     "CompletionOutput",
     "CompletionStats",
     "Delta",
+    "EmbeddingRequestOutput",
     "EngineClient",
     "LLM",
     "LoadSettings",
@@ -35,6 +37,7 @@ __all__ = [  # noqa: RUF022 - in the order of sorted()
     "RequestOutput",
     "RunStats",
     "SamplingParams",
+    "ScoringRequestOutput",
     "SpecllamaError",
     "TextPrompt",
     "TokensPrompt",
@@ -45,6 +48,7 @@ _HOMES = {
     "CompletionOutput": "specllama.api.outputs",
     "CompletionStats": "specllama.api.outputs",
     "Delta": "specllama.api.outputs",
+    "EmbeddingRequestOutput": "specllama.api.embedding",
     "EngineClient": "specllama.client.client",
     "LLM": "specllama.api.llm",
     "LoadSettings": "specllama.config.load",
@@ -53,6 +57,7 @@ _HOMES = {
     "RequestOutput": "specllama.api.outputs",
     "RunStats": "specllama.core.stats",
     "SamplingParams": "specllama.core.sampling.params",
+    "ScoringRequestOutput": "specllama.api.embedding",
     "SpecllamaError": "specllama.errors",
     "TextPrompt": "specllama.api.prompts",
     "TokensPrompt": "specllama.api.prompts",

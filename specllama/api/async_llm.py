@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from specllama.api.base import BaseLLM
+from specllama.api.embedding import EmbeddingRequestOutput, embed
 from specllama.api.outputs import Delta, PendingCompletion, PendingRequest, RequestOutput
 from specllama.api.prompts import (
     Message,
@@ -19,6 +20,7 @@ from specllama.api.prompts import (
     PromptSource,
     conversation,
     prompt_or_messages,
+    prompts_or_ids,
     source,
 )
 from specllama.api.session import EngineSession, Tokenizer
@@ -151,6 +153,18 @@ class AsyncLLM(BaseLLM):
         how = speculate, variables, request_id, None, prediction
         request = self._request_of(given, sampling_params, 1, *how)
         return self._read(request, request.delta)
+
+    async def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        dimensions: int | None = None,
+        truncate: bool = False,
+        normalize: bool = True,
+    ) -> list[EmbeddingRequestOutput]:
+        """See LLM.embed."""
+        given, client = prompts_or_ids(prompts, None), await self._client()
+        return await asyncio.to_thread(embed, client, self._numbers, given, dimensions, truncate, normalize)
 
     async def get_tokenizer(self) -> Tokenizer:
         """See LLM.get_tokenizer. Its methods wait for the engine: call them by asyncio.to_thread."""

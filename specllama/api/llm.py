@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from specllama.api.base import BaseLLM
+from specllama.api.embedding import EmbeddingRequestOutput, ScoringRequestOutput, embed, score
 from specllama.api.outputs import Delta, PendingCompletion, PendingRequest, RequestOutput
 from specllama.api.prompts import (
     Message,
@@ -114,6 +115,32 @@ class LLM(BaseLLM):
             [prompt_or_messages(prompt)], sampling_params, 1, speculate, variables, prediction=prediction
         )
         return self._deltas(request)
+
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        dimensions: int | None = None,
+        truncate: bool = False,
+        normalize: bool = True,
+    ) -> list[EmbeddingRequestOutput]:
+        """The vectors of texts, with an embedding model: LLM("nomic-embed-text-v1.5"). All texts are sent at
+        once, and share decodes.
+
+        dimensions: numbers of a vector, fewer than all only for models that were trained for it. truncate:
+        cut texts that are too long; otherwise they are an error. normalize: to the length 1. Raises
+        UsageError, also for a model that writes texts, ContextLengthError, EngineError.
+        """
+        given = prompts_or_ids(prompts, None)
+        return embed(self._engine.client(), self._numbers, given, dimensions, truncate, normalize)
+
+    def score(
+        self, query: str, documents: str | Sequence[str], *, truncate: bool = False
+    ) -> list[ScoringRequestOutput]:
+        """How well documents answer a query, with a reranker: LLM("bge-reranker-v2-m3"). In their order. See
+        `embed`.
+        """
+        return score(self._engine.client(), self._numbers, query, documents, truncate)
 
     def get_tokenizer(self) -> Tokenizer:
         """The vocabulary and the chat template of the target."""

@@ -58,7 +58,11 @@ class EngineSession:
         try:
             self.client()  # it may have been closed meanwhile
             info = client.load(
-                self.settings, self._progress, self._engine_log is not None, measure_when_idle=True
+                self.settings,
+                self._progress,
+                self._engine_log is not None,
+                measure_when_idle=True,
+                may_embed=True,
             )
         except SpecllamaError as error:
             client.close()

@@ -62,9 +62,11 @@ images and sound are not supported; without the projector the model answers text
 --chat-template-file gives another one
 --verbose-prompt: -v shows how many tokens the prompt has, /tokenize of serve which
 -sp --special: control tokens are no part of an answer; the --json of run has the ids of all tokens
---embedding --embeddings --pooling --embd-normalize --attention: there are no embeddings; llama-server \
---embedding has them
---rerank --reranking: there is no reranking; llama-server --rerank has it
+--embedding --embeddings --pooling --attention: specllama embed -m MODEL makes vectors, and specllama serve \
+--embeddings MODEL serves them
+--embd-normalize: vectors have the length 1; a request says otherwise with embd_normalize
+--rerank --reranking: specllama serve --embeddings MODEL serves a reranker too, and specllama embed --query \
+ranks
 -lcs --lookup-cache-static -lcd --lookup-cache-dynamic: copies are drafted from the prompt, the answer and \
 earlier requests by themselves (--drafters copy)
 --spec-type --spec-default: --drafters model,copy,grammar says what drafts

@@ -132,4 +132,7 @@ def library(verify: bool = True, models_dir: str = "") -> Library:
 
 def prepared(settings: LoadSettings, v: Mapping[str, Any]) -> LoadSettings:
     """The settings with paths, once both models are on disk. v: option values. Raises as `prepare`."""
-    return prepare.prepare(library(models_dir=v.get("models_dir", "")), settings, v.get("force", False))
+    models = library(models_dir=v.get("models_dir", ""))
+    if settings.pooling is not None:
+        return prepare.prepare_embedder(models, settings)
+    return prepare.prepare(models, settings, v.get("force", False))

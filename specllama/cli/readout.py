@@ -20,6 +20,9 @@ def start_line(info: LoadInfo, structured: bool = False) -> str:
 
     structured: whether the answers must follow a grammar, without which the grammar drafter drafts nothing.
     """
+    if info.embedding is not None:
+        made = "scores" if info.embedding.ranks else f"vectors of {info.embedding.n_values} numbers"
+        return f"{printable(info.target.name)} makes {made}, pooling {info.embedding.pooling}"
     if info.off_reason:
         return f"speculation off: {info.off_reason}"
     models, forced = info.model_based, info.forced

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from itertools import starmap
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
@@ -67,6 +68,7 @@ Examples:
   specllama serve -m main.gguf -md draft.gguf -c 8192 --alias local
   specllama serve --model main.gguf --speculative-model draft.gguf --num-speculative-tokens 8
   specllama serve -m main.gguf --host 0.0.0.0 --port 8087 --api-key-file keys.txt
+  specllama serve -m main.gguf --embeddings nomic-embed-text-v1.5
   specllama serve --open
   specllama serve -m main.gguf --host unix:/run/user/1000/specllama.sock
   curl http://127.0.0.1:8080/v1/chat/completions -d '{"messages": [{"role": "user", "content": "Hello"}]}'
@@ -120,10 +122,12 @@ def serve(given: Mapping[str, Any]) -> int:
         show(info)
         name, n_slots, n_ctx = printable(settings.name), settings.load.n_slots, info.n_ctx
         others = "" if settings.others is None else "; other models on this disk are loaded on demand"
-        at = url if is_path else f"{url}/v1"
-        console.note(
-            f"serving {name} at {at}, {counted(n_slots, 'slot')}, a context of {n_ctx} tokens for all{others}"
-        )
+        for embedder in settings.embedder_names[:1]:
+            others += f"; {printable(embedder)} when vectors are asked for"
+        about = f"{counted(n_slots, 'slot')}, a context of {n_ctx} tokens for all{others}"
+        if info.embedding is not None:
+            about = f"texts of up to {n_ctx} tokens"
+        console.note(f"serving {name} at {url if is_path else f'{url}/v1'}, {about}")
         if not is_path:
             console.note(f"the page for a browser is {url}/")
         if values.get("open"):
@@ -163,10 +167,18 @@ def _server_settings(
     if given.get("idle_seconds") == -1:
         given["idle_seconds"] = 0.0
     load = build.load_settings(v, v.get("n_slots", defaults.SERVED_SLOTS), defaults.KEPT_SECONDS)
+    embedder = None
+    if "embeddings" in v:
+        alone = not {"model", "hf_repo"} & set(v)
+        embedder = build.embedder_settings(v, alone)
+        if alone:
+            load, embedder = embedder, None
     admin = separated_keys(v.get("admin_key", []))
     return ServerSettings(
         load=prepare(load, v),
-        others=None if any(_is_of_one_model(name, value) for name, value in v.items()) else load,
+        embedder=None if embedder is None else prepare(embedder, v),
+        embedder_called="" if embedder is None else embedder.target.path,
+        others=None if load.pooling or any(starmap(_is_of_one_model, v.items())) else load,
         names=_names(v.get("alias", [])),
         called=tuple(filter(None, [load.target.path])),
         keys=tuple(dict.fromkeys((*keys(v), *admin))),

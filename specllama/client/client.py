@@ -113,14 +113,18 @@ class EngineClient:
         verbose: bool = False,
         measure_when_idle: bool = False,
         open_draft: bool = True,
+        may_embed: bool = False,
+        yields: bool = False,
+        reserved: int = 0,
     ) -> LoadInfo:
-        """Load the models. progress: called with (model, share loaded). open_draft: see protocol.Load.
+        """Load the models. progress: called with (model, share loaded). The others: see protocol.Load.
 
         Raises what the load raises: IntegrityError, IncompatiblePairError, ResourceError, UsageError …
         """
         if settings.rpc:
             self._child.hang_hint = f"it may be waiting for an RPC worker: {', '.join(settings.rpc)}"
-        order = protocol.Load(settings, verbose, measure_when_idle, open_draft)
+        more = may_embed, yields, reserved
+        order = protocol.Load(settings, verbose, measure_when_idle, open_draft, *more)
         return self._control(order, protocol.Ready, progress).info.with_option_names(self._option_names)
 
     def calibrate(self, seconds: float = 1.0) -> protocol.Calibrated:
@@ -194,6 +198,20 @@ class EngineClient:
         Raises EngineError and others, before the first message or in between.
         """
         return self._events(request, Tuned)
+
+    def embed(self, request: protocol.Embed) -> list[protocol.TextVectors]:
+        """The vectors or scores of all texts of a request, in order. Raises what it fails with."""
+        inbox, items = _Inbox(), list[protocol.TextVectors]()
+        submission = self.submit(request, inbox.put)
+        try:
+            while True:
+                message = _checked(inbox.get())
+                assert isinstance(message, protocol.Embedded)
+                items += message.items
+                if not message.more:
+                    return sorted(items)
+        finally:
+            submission.discard()
 
     def next_id(self) -> int:
         """An id for a request, unique in this client."""

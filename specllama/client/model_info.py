@@ -58,6 +58,22 @@ class ModelInfo:
     n_gpu_layers: int
 
 
+@dataclass(frozen=True, slots=True)
+class EmbeddingInfo:
+    """How a model makes vectors. pooling: as in gguf/embedders.py. n_values: numbers of a vector. shortens:
+    whether its first numbers are a vector too.
+    """
+
+    pooling: str
+    n_values: int
+    shortens: bool
+
+    @property
+    def ranks(self) -> bool:
+        """Whether it scores documents, and makes no vectors."""
+        return self.pooling == "rank"
+
+
 # fmt: off
 _INTERNAL = {  # fields of LoadInfo that `LLM.info` does not have
     "model_based", "forced", "call_format", "call_tokens", "template_reasons", "infill", "architecture",
@@ -78,7 +94,8 @@ class LoadInfo:
     what fits at most. off_reason: why nothing drafts, "" where something does. n_ctx_train: tokens;
     file_bytes: of the target's file. end_ids: tokens that end a generation. sampling: defaults of the program
     and of the model's file. template: the source of the chat template, "" where there is none;
-    template_works: whether it can be used.
+    template_works: whether it can be used. embedding: of a model that makes vectors, None for one that writes
+    texts.
 
     The fields of _INTERNAL are for the program itself: model_based, forced: the drafters that are a model and
     those of what a grammar forces. call_format: name of the format in which the model writes tool calls;
@@ -124,6 +141,7 @@ class LoadInfo:
     host_bytes: int = 0
     device_bytes: int = 0
     gpus: tuple[DeviceInfo, ...] = ()
+    embedding: EmbeddingInfo | None = None
 
     @property
     def gpu_share(self) -> float:

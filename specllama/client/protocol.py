@@ -5,6 +5,8 @@ Descriptions of models are in model_info.py, the messages of `tune` and `trim` i
 from __future__ import annotations
 
 import json
+import struct
+from base64 import b64decode
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, get_args
@@ -113,13 +115,19 @@ PromptInput = ChatInput | TextInput | TokenInput | MixedInput | Infill
 class Load:
     """To the engine: load these models. verbose: llama.cpp's log goes to stderr. measure_when_idle:
     after answers, while nobody asks, what is not known yet is measured (unless settings.calibrate is off).
-    open_draft: False for Tune: the draft is checked and has its memory, but is not opened.
+    open_draft: False for Tune: the draft is checked and has its memory, but is not opened. may_embed: a model
+    that makes vectors by its header is loaded as one, also where settings.pooling does not ask for it.
+    yields: the process gives way to others that compute, such as the engine of a chat model. reserved: bytes
+    of memory that another model will need.
     """
 
     settings: LoadSettings
     verbose: bool = False
     measure_when_idle: bool = False
     open_draft: bool = True
+    may_embed: bool = False
+    yields: bool = False
+    reserved: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,6 +312,29 @@ class CountTokens:
 
 
 @dataclass(frozen=True, slots=True)
+class Embed:
+    """To the engine of an embedding model: the vectors of texts, or of their ids; with a query the scores
+    that a reranker gives to texts as answers to it. texts: at least one. norm: what vectors are divided by,
+    see normalised in llama/embedding.py. n_values: numbers of a vector, 0 for all of them; the others are
+    removed before that. truncate: texts that are too long are cut; otherwise they fail. pooled: False if
+    vectors of tokens are welcome, where the model makes these. as_text: numbers are written in decimal, with
+    commas between them, as in JSON; otherwise as float32 in little-endian order, in base64.
+
+    Answered by Embedded, texts in any order. Fails with UsageError for what the model does not do and for an
+    empty text, ContextLengthError for a long one, EngineError for a vector with numbers that are not finite.
+    """
+
+    id: int
+    texts: list[str | list[int]]
+    query: str | None = None
+    norm: int = 2
+    n_values: int = 0
+    truncate: bool = False
+    pooled: bool = True
+    as_text: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class GetSlots:
     """To the engine: what its slots are doing."""
 
@@ -399,6 +430,29 @@ class TokenCount:
 
     id: int
     n: int
+    more: bool = False
+
+
+class TextVectors(NamedTuple):
+    """What was made of a text. text_index: in Embed.texts. n_tokens: that were computed. vectors: one, or one
+    for each token, in the form that was asked for. A score is a vector of one number.
+    """
+
+    text_index: int
+    n_tokens: int
+    vectors: list[str]
+
+    def numbers(self) -> list[list[float]]:
+        """The numbers of each vector in base64."""
+        return [list(struct.unpack(f"<{len(raw) // 4}f", raw)) for raw in map(b64decode, self.vectors)]
+
+
+@dataclass(frozen=True, slots=True)
+class Embedded:
+    """From the engine: vectors or scores of some of the texts of an Embed. more: as in Tokenized."""
+
+    id: int
+    items: list[TextVectors]
     more: bool = False
 
 
@@ -623,8 +677,8 @@ class Heartbeat:
 
 
 SlotAction = SaveSlot | RestoreSlot | EraseSlot
-Question = Tokenize | Detokenize | Render | CountTokens | GetSlots | SlotAction
-Answer = Tokenized | Detokenized | Rendered | TokenCount | Slots | SlotDone
+Question = Tokenize | Detokenize | Render | CountTokens | Embed | GetSlots | SlotAction
+Answer = Tokenized | Detokenized | Rendered | TokenCount | Embedded | Slots | SlotDone
 ToGeneration = Generate | Cancel | EndReasoning
 Command = Load | ToGeneration | Calibrate | Configure | Tune | Inspect | Serve | Trim | Question
 Progress = Loading | Started | Queued | Prefilled | Tokens | Tuning | TuneMeasurement | Notice | Heartbeat

@@ -16,7 +16,13 @@ from typing import Any, Literal, TypedDict
 from specllama.config import defaults
 from specllama.config.defaults import DRAFTERS
 from specllama.config.forms import disk_bytes, draft_tokens_of, layers_of
-from specllama.config.load import LOAD_SETTINGS, MODEL_SETTINGS, LoadSettings, ModelSettings
+from specllama.config.load import (
+    EMBEDDER_FIELDS,
+    LOAD_SETTINGS,
+    MODEL_SETTINGS,
+    LoadSettings,
+    ModelSettings,
+)
 from specllama.config.load_options import Layers
 from specllama.config.options import as_argument, option_named
 from specllama.config.sources import Values
@@ -46,6 +52,19 @@ def load_settings(v: Mapping[str, Any], n_slots: int = 1, kept_seconds: float | 
             _fields(MODEL_SETTINGS, v, draft=True),
             **load,
         )
+
+
+def embedder_settings(v: Mapping[str, Any], alone: bool) -> LoadSettings:
+    """The load settings of the embedding model, by name. v: option values by name, as on a command line.
+    alone: there is no chat model, whose context -c sets. Raises UsageError.
+    """
+    with placed(v):
+        names = (*EMBEDDER_FIELDS, "n_ctx") if alone else EMBEDDER_FIELDS
+        fields = {name: value for name, value in _fields(MODEL_SETTINGS, v).items() if name in names}
+        if not v.get("embeddings"):
+            raise UsageError("needs a model: a file, a name, or user/repo:QUANT", option="embeddings")
+        target = ModelSettings(path=str(v["embeddings"]), **fields)
+        return LoadSettings(target=target, drafters=(), pooling=v.get("pooling", "auto"))
 
 
 def assemble(

@@ -42,6 +42,7 @@ from specllama.option import GGUF, LIST, Option, Scope, option_field, options_of
 
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
 DRAFT_VOCABS = ("auto", "strict")
+POOLINGS = ("auto", "none", "mean", "cls", "last", "rank")
 MAX_THREADS = 512  # GGML_MAX_N_THREADS: with more ggml may abort the process
 MAX_DRAFT = 512  # tokens of a draft
 MAX_TREE = 64  # second candidates of a draft
@@ -171,6 +172,11 @@ class ModelSettings:
             )
 
 
+EMBEDDER_FIELDS = (
+    *("n_threads", "n_threads_batch", "n_ubatch", "n_gpu_layers", "devices", "tensor_split", "split_mode"),
+    *("main_gpu", "flash_attn", "use_mmap", "use_mlock"),
+)
+"""The fields of ModelSettings that an embedding model has in common with the chat model next to it."""
 MODEL_SETTINGS: Mapping[str, Option] = options_of(ModelSettings)
 """The entry of each field of ModelSettings but `path`, by name."""
 
@@ -193,7 +199,8 @@ class LoadSettings:
     evaluated prompts, AUTO decides by the free disk, 0 keeps and reads none. kept_seconds: that reading a
     prompt again would take, from which on it is kept there. cache_ram: bytes of memory for evaluated prompts,
     AUTO for a quarter of what is free. ctx_checkpoints: most partial states of a text, None for as many as
-    are worth their memory.
+    are worth their memory. pooling: load the target as an embedding model, whose rows become one vector in
+    this way; "auto" as its file says; None for a model that writes texts.
     """
 
     target: ModelSettings
@@ -265,6 +272,7 @@ class LoadSettings:
         None, "-ctxcp --ctx-checkpoints --swa-checkpoints",
         "most states that are kept of a text of recurrent and hybrid models and sliding windows "
         "(default: as many as are worth their memory)", "N", measuring=False, low=0)
+    pooling: str | None = option_field(None, choices=POOLINGS)
     # fmt: on
 
     def __post_init__(self) -> None:

@@ -65,3 +65,4 @@ class LoadOptions(TypedDict, total=False):
     kept_seconds: float
     cache_ram: int | str
     ctx_checkpoints: int | None
+    pooling: str | None

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from specllama.config import defaults
-from specllama.config.load import LOAD_SETTINGS, MODEL_SETTINGS
+from specllama.config.load import EMBEDDER_FIELDS, LOAD_SETTINGS, MODEL_SETTINGS, POOLINGS
 from specllama.core.sampling.params import DEFAULT_STEPS, PARAMETERS, STEPS
 from specllama.option import CHATS, GGUF, LIST, Option, Scope, row, table
 
@@ -25,6 +25,8 @@ def _loading(panel: str, measuring: bool = True) -> list[Option]:
     options = [o for s in _SETTINGS if s.measuring == measuring for o in (*s.options, *s.draft)]
     return [option for option in options if option.panel == panel]
 
+
+_OF_EMBEDDERS = {option.name for name in EMBEDDER_FIELDS for option in MODEL_SETTINGS[name].options}
 
 # fmt: off
 PROMPT = table("Prompt",
@@ -157,6 +159,11 @@ SERVING = _loading("Server") + table("Server",
     row("log_prompts", "--log-prompts", bool, "write the requests' prompts to the log"),
     stored=True,
 )
+_EMBEDDER = row("embeddings", "--embeddings --embedding", str,
+    "an embedding model or a reranker, served too, or alone without -m: a file or a name", "MODEL", (GGUF,))
+_POOLING = row("pooling", "--pooling", str,
+    "how the embedding model makes one vector of a text (default: auto, as its file says)", "KIND", POOLINGS)
+SERVING += table("Embeddings", _EMBEDDER, _POOLING, stored=True)
 PAGE = table("Server", row("open", "--open", bool, "open the page in a browser"))
 # fmt: on
 _VLLM = {"draft_model": "--speculative-model", "draft_max": "--num-speculative-tokens"}
@@ -179,6 +186,26 @@ SERVE = [
     *LOG,
 ]
 # fmt: off
+EMBED = [
+    *table("Texts",
+        row("words", "", list, "the texts, one each", "TEXT..."),
+        row("file", "-f --file", str, "a file with a text on each line; - is standard input", "FILE"),
+        row("query", "--query", str, "rank the texts as answers to this query, with a reranker", "TEXT"),
+        row("dimensions", "--dimensions", int, "numbers of a vector, where the model was trained for fewer",
+            "N"),
+        row("truncate", "--truncate", bool, "cut texts that are too long, which otherwise are an error"),
+    ),
+    *table("Models",
+        replace(_EMBEDDER, flags=("-m", "--model", *_EMBEDDER.flags), help="the embedding model or reranker: "
+            "a GGUF file, a name (specllama models) or user/repo:QUANT"),
+        _POOLING,
+        stored=True,
+    ),
+    *MODELS_DIR,
+    *(option for option in (*MODELS, *HARDWARE) if option.name in {"n_ctx", *_OF_EMBEDDERS}),
+    *table("Output", row("json", "--json", bool, "one JSON object on stdout instead of a line a text")),
+    *LOG,
+]
 _WORKLOADS = (LIST, "explain", "source", "json", "edit", "free")
 BENCHING = table("Bench",
     row("prompts", "--prompts", str, "your own prompts: a JSON object, workload to list of prompts", "FILE"),

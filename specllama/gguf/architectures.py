@@ -68,6 +68,14 @@ NOT_CAUSAL = _names(
     """
 )
 
+# Of these and others, those that make vectors of texts; all tokens attend to all others.
+ENCODERS = _names(
+    """
+    bert eurobert gemma-embedding jina-bert-v2 jina-bert-v3 llama-embed modern-bert neo-bert nomic-bert
+    nomic-bert-moe
+    """
+)
+
 # There is a graph for their blocks of multi-token prediction (LLM_GRAPH_TYPE_DECODER_MTP); others skip them.
 MTP = _names(
     """

@@ -10,7 +10,7 @@ from difflib import get_close_matches
 import numpy as np
 
 from specllama.errors import GGUFError
-from specllama.gguf.architectures import ARCHITECTURES, NOT_CAUSAL, RECURRENT
+from specllama.gguf.architectures import ARCHITECTURES, ENCODERS, NOT_CAUSAL, RECURRENT
 from specllama.gguf.header import MAX_LAYERS, Header
 from specllama.gguf.parse import NOT_MULTIPLIED, StringArray
 
@@ -35,8 +35,10 @@ ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
 NO_TOKENIZER = frozenset(("none", "no_vocab"))
 
 
-def check_architecture(header: Header) -> None:
-    """Raises GGUFError for what is no language model, or none that llama.cpp here generates text with."""
+def check_architecture(header: Header, embeds: bool = False) -> None:
+    """Raises GGUFError for what is no language model, or none that llama.cpp here generates text with.
+    embeds: it is to make vectors instead, as encoders do too.
+    """
     architecture, kind = header.architecture, header.text("general.type")
     if kind in ("adapter", "mmproj") or architecture == "clip":
         what = "an adapter (LoRA)" if kind == "adapter" else "a multimodal projector (mmproj)"
@@ -48,8 +50,11 @@ def check_architecture(header: Header) -> None:
         hint = f"Did the converter mean {close[0]!r}? " if close else ""
         reason = "general.architecture"
         header.fail(reason, f"{architecture!r} is unknown to llama.cpp here", hint + "Update specllama.")
-    if architecture in NOT_CAUSAL:
-        header.fail("general.architecture", f"{architecture!r} models do not generate text token by token")
+    if architecture in NOT_CAUSAL and not (embeds and architecture in ENCODERS):
+        made = "Its vectors: specllama embed -m FILE, or specllama serve --embeddings FILE."
+        hint = made if architecture in ENCODERS else "Get another model."
+        reason = f"{architecture!r} models do not generate text token by token"
+        header.fail("general.architecture", reason, hint)
 
 
 def check_sizes(header: Header) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from specllama.errors import GGUFError, UsageError, option
 from specllama.gguf import check
+from specllama.gguf.architectures import ARCHITECTURES
+from specllama.gguf.embedders import file_pooling, is_embedder, may_rank
 from specllama.gguf.header import Header, tensor_names
 from specllama.gguf.trimmed import read_trim
 from specllama.heads import HEAD_ARCHITECTURES, damaged_head, is_head_file, read_head
@@ -29,8 +31,26 @@ def check_model(header: Header) -> None:
     _check_model(header)
 
 
-def _check_model(header: Header) -> None:
-    check.check_architecture(header)
+def check_embedder(header: Header, pooling: str = "auto") -> None:
+    """As `check_model`, for a model that makes vectors or scores of texts. pooling: as asked for; "auto" for
+    the file's own, without which the file is of another kind of model, and refused with UsageError.
+    """
+    if pooling == "auto" and header.architecture in ARCHITECTURES and not is_embedder(header):
+        raise UsageError(
+            f"{header.path} is no embedding model: its header names no pooling, so it writes texts",
+            f"name an embedding model (specllama models); {option('pooling', 'last')} or "
+            f"{option('pooling', 'mean')} makes vectors with this one all the same",
+        )
+    wanted = file_pooling(header) if pooling == "auto" else pooling
+    if wanted == "rank" and not may_rank(header):
+        raise UsageError(
+            f"{header.path} has no part that ranks: it is no reranker", "name a reranker", option="pooling"
+        )
+    _check_model(header, embeds=True)
+
+
+def _check_model(header: Header, embeds: bool = False) -> None:
+    check.check_architecture(header, embeds)
     if is_head_file(header):
         raise UsageError(f"{header.path} is a head without a model: it drafts for a target", _NAME_TARGET)
     if not header.tensors:

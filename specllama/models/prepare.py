@@ -47,6 +47,21 @@ def prepare(library: Library, settings: LoadSettings, force: bool = False) -> Lo
     return _with_paths(settings, paths)
 
 
+def prepare_embedder(library: Library, settings: LoadSettings) -> LoadSettings:
+    """The settings of an embedding model with its path, once it is on disk. Raises what Library.find,
+    `check_embedder` and `download` raise.
+    """
+    from specllama.heads.check import check_embedder
+
+    model = library.find(settings.target.path, option("embeddings"))
+    try:
+        check_embedder(library.header(model), settings.pooling or "auto")
+    except (GGUFError, UsageError) as error:
+        raise error if error.option else error.prefixed(f"{option('embeddings')}: ") from None
+    path = model.path or prepare_models(library, [model], pair=False)[0]
+    return replace(settings, target=replace(settings.target, path=path))
+
+
 def prepare_if_on_disk(library: Library, settings: LoadSettings) -> LoadSettings | None:
     """As `prepare`, but None if a model must be downloaded. Raises what `pair_on_disk` raises."""
     paths = pair_on_disk(library, *_names(library, settings), settings.draft_vocab)
@@ -143,14 +158,16 @@ def check(
 
     Raises GGUFError, UsageError or IncompatiblePairError for what cannot be run; with `force` only warns.
     """
-    from specllama.heads.check import check_draft, check_model
+    from specllama.gguf.embedders import is_embedder
+    from specllama.heads.check import check_draft, check_embedder, check_model
     from specllama.pair.overlap import check_translated
 
     headers: list[Header] = []
     try:
         for model in models:
             header = library.header(model)
-            (check_draft if pair and headers else check_model)(header)
+            embeds = not pair and is_embedder(header)
+            (check_draft if pair and headers else check_embedder if embeds else check_model)(header)
             headers.append(header)
         if pair and len(headers) > 1:
             verdict = check_translated(headers[0], headers[1], draft_vocab == "auto")

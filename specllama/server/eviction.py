@@ -9,9 +9,10 @@ from specllama.config.load import LoadSettings
 from specllama.errors import NotFoundError, ResourceError
 from specllama.gguf.header import Header, read_model
 from specllama.heads import is_head_file
-from specllama.heads.check import check_draft, check_model
+from specllama.heads.check import check_draft, check_embedder, check_model
 from specllama.heads.kind import HeadInfo
-from specllama.models.memory.plan import DeviceMemory, MemoryPlan, plan_load
+from specllama.models.memory.available import available_memory
+from specllama.models.memory.plan import DeviceMemory, MemoryPlan, plan_embedder, plan_load
 from specllama.models.prepare import prepare_if_on_disk
 from specllama.models.resolve import Library
 from specllama.pair.check import own_head
@@ -32,6 +33,8 @@ class PendingLoad:
     def plan(self, free: FreeMemory) -> MemoryPlan:
         """The memory plan; without the target's own head if it does not fit. Raises ResourceError."""
         gpus = [DeviceMemory(gpu.name, gpu.free, gpu.unified) for gpu in free.gpus]
+        if self.settings.pooling is not None:
+            return plan_embedder(self.settings, self.target, free.host, gpus)
         try:
             return plan_load(self.settings, self.target, self.draft, free.host, gpus, head=self.head)
         except ResourceError:
@@ -47,6 +50,10 @@ def prepare_load(settings: LoadSettings, library: Library | None) -> PendingLoad
 
     Raises what `prepare_if_on_disk`, `read_model`, `check_model` and `check_draft` raise.
     """
+    if settings.pooling is not None:
+        header = read_model(settings.target.path)
+        check_embedder(header, settings.pooling)
+        return PendingLoad(settings, header, None)
     files = settings if library is None else prepare_if_on_disk(library, settings)
     if files is None:
         raise NotFoundError(f"{settings.target.path} is not complete on this disk any more")
@@ -61,6 +68,11 @@ def prepare_load(settings: LoadSettings, library: Library | None) -> PendingLoad
     draft = read_model(files.draft.path)
     check_draft(draft)
     return PendingLoad(files, target, draft, None if is_head_file(draft) else head)
+
+
+def embedder_bytes(settings: LoadSettings) -> int:
+    """Host memory that an embedding model needs without GPUs. Raises ResourceError if there is not enough."""
+    return plan_embedder(settings, read_model(settings.target.path), available_memory(), ()).host
 
 
 def select_evictions(

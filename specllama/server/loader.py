@@ -130,16 +130,24 @@ class ModelLoader:
 
         if self._pending is None or self._pending[0] is not service:
             self._pending = service, await self._prepared(service)
-        by_path = {s.model.path: s for s in self._engines}
+        by_path = {s.model.path: s for s in self._engines if self._may_unload(s)}
         models = [_in_memory(one) for one in by_path.values()]
-        free = self._ledger.free(one.supervisor for one in by_path.values())
-        most = self._settings.models_max
+        free = self._ledger.free(one.supervisor for one in self._engines)
+        most = 0 if service.embeds else self._settings.models_max
+        if most:
+            most += sum(one.embeds for one in by_path.values())
         evicted = await asyncio.to_thread(select_evictions, self._pending[1], models, free, most)
         return [by_path[one.id] for one in evicted]
+
+    def _may_unload(self, service: Service) -> bool:
+        """Whether a model may be evicted: the single one of a server stays in memory."""
+        return self._settings.others is not None or service.embeds
 
     async def _prepared(self, service: Service) -> PendingLoad:
         from specllama.server.eviction import prepare_load
 
+        if service.embeds:
+            return await asyncio.to_thread(prepare_load, service.supervisor.settings, None)
         others = self._settings.others
         if others is None or service.model.path == self._settings.load.target.path:
             return await asyncio.to_thread(prepare_load, self._settings.load, None)

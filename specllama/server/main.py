@@ -25,6 +25,7 @@ from specllama.client.model_info import LoadInfo
 from specllama.errors import EngineDiedError
 from specllama.models.resolve import Library
 from specllama.server.app import ERRORS, build
+from specllama.server.embedding import MAX_OPEN
 from specllama.server.http.access import unexpected
 from specllama.server.http.connection import limited
 from specllama.server.listening import listening, notify
@@ -158,9 +159,10 @@ def _complaint(context: Mapping[str, Any]) -> str:
 
 def _config(models: ModelPool, say: Say) -> uvicorn.Config:
     settings = models.settings
+    n_more = MAX_OPEN if models.embedder is not None else 0
     return uvicorn.Config(
         build(models, say),
-        http=limited(settings.client_seconds, settings.load.n_slots + settings.queue, ERRORS),
+        http=limited(settings.client_seconds, settings.load.n_slots + settings.queue + n_more, ERRORS),
         ws="none",
         loop="asyncio",
         lifespan="off",

@@ -21,6 +21,7 @@ from specllama.models.catalogue import (
 )
 from specllama.models.quants import FILE_SHARE
 from specllama.models.resolve import Library
+from specllama.server.embedding import EmbeddingQueue, makes_vectors, writes_texts
 from specllama.server.loader import Loaded, ModelLoader
 from specllama.server.memory import MemoryLedger
 from specllama.server.metrics import HttpMetrics, MetricsByOwner, exposition
@@ -93,6 +94,14 @@ class ModelPool:
         self.default = self._serve(of_file(settings.load.target.path), settings.shown_names)
         self.default.supervisor.settings = settings.load
         self.default.lease.state = "loading"
+        self.embedding_queue = EmbeddingQueue(self.admission)
+        self.embedder = self.default if self.default.embeds else None
+        if settings.embedder is not None:
+            self.embedder = self._serve(of_file(settings.embedder.target.path), settings.embedder_names[:1])
+            self.embedder.supervisor.settings, self.embedder.supervisor.yields = settings.embedder, True
+            from specllama.server.eviction import embedder_bytes  # needs numpy
+
+            self.default.supervisor.reserved = embedder_bytes(settings.embedder)
 
     @property
     def pinned(self) -> bool:
@@ -107,12 +116,14 @@ class ModelPool:
     @property
     def current(self) -> Service:
         """The most recently used model in memory; the default one if none is."""
-        loaded = [s for s in self._services.values() if s.lease.state == "loaded"]
+        loaded = [s for s in self._services.values() if s.lease.state == "loaded" and not s.embeds]
         return max(loaded, key=lambda s: (s.lease.n_users > 0, s.lease.used_at), default=self.default)
 
     async def look_up(self, name: str | None) -> None:
         """Scan the disk if this name is not known. Call it before `service` for a name from a client."""
         if name is None or self._library is None or self.settings.has_name(name):
+            return
+        if name in self.settings.embedder_names:
             return
         entry = self._catalogue.find(name)
         if entry is None or not entry.on_disk:
@@ -126,6 +137,8 @@ class ModelPool:
             return self.current
         if self.settings.has_name(name):
             return self.default
+        if self.embedder is not None and name.removesuffix(":latest") in self.settings.embedder_names:
+            return self.embedder
         if self.pinned:
             if ANY_NAME in self.settings.names or not (exact or self.settings.strict_model):
                 return self.default
@@ -138,17 +151,47 @@ class ModelPool:
         self._catalogue.require(name)
         raise NotFoundError(name)
 
+    def embedder_of(self, name: str | None) -> Service:
+        """The model that makes vectors for a request: the embedding model, whatever the name, unless it is
+        that of a model that writes texts. Raises UsageError for that, and on a server without an embedding
+        model; NotFoundError for an unknown name where the settings forbid these.
+        """
+        embedder = self.embedder
+        if name is not None and not (embedder is not None and self._is_free(name)):
+            service = self.service(name)
+            if not service.embeds:
+                raise writes_texts(service.name, embedder.name if embedder is not None else "")
+            return service
+        if embedder is None:
+            raise writes_texts(self.current.name, "")
+        return embedder
+
+    def _is_free(self, name: str) -> bool:
+        """Whether a name is of no model, and may be one of the embedding model."""
+        if self.settings.strict_model or self.settings.has_name(name):
+            return False
+        entry = self._catalogue.find(name)
+        return entry is None or not entry.on_disk
+
+    def check_writes(self, service: Service) -> None:
+        """Raises UsageError for a model that makes vectors."""
+        if service.embeds:
+            raise makes_vectors(service.name, "" if self.default.embeds else self.default.name)
+
     async def listed(self) -> list[ListedModel]:
         """All models: loaded ones first, then others on disk, then models that are only known."""
         await self._rescan(_RESCAN_SECONDS)
         entries = [listed(self.default, name) for name in self.default.names]
-        others = {key: s for key, s in self._services.items() if s is not self.default}
-        default = _key(self.default.model.path)
+        own = {self.default, self.embedder}
+        others = {key: s for key, s in self._services.items() if s not in own}
+        taken = {_key(service.model.path) for service in own if service is not None}
+        if self.embedder not in (None, self.default):
+            entries += [listed(self.embedder, self.embedder.name)]
         for model in self._catalogue.models:
             key = _key(model.path) if model.on_disk else ""
             if (service := others.pop(key, None)) is not None:
                 entries.append(listed(service, service.name))
-            elif key != default:
+            elif key not in taken:
                 state: State | None = "unloaded" if model.on_disk else None
                 pull = self._pulls.of(model) if self._pulls is not None else None
                 entries.append(ListedModel(model.id, model, state, None, self.default.created, pull=pull))

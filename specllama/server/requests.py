@@ -271,7 +271,7 @@ class StreamingResponse(Response):
             limit = loop.call_later(self._seconds, self._job.expire)
         write = self._write_stream if self._stream else self._write_whole
 
-        gone = asyncio.ensure_future(_disconnected(receive))
+        gone = asyncio.ensure_future(disconnected(receive))
         unread = IdleTimer(self._client_seconds, gone.cancel)
 
         async def timed(message: Message) -> None:
@@ -344,6 +344,7 @@ class StreamingResponse(Response):
         await body(writer.end(), more=False)
 
 
-async def _disconnected(receive: Receive) -> None:
+async def disconnected(receive: Receive) -> None:
+    """Return when the client of a request whose body is read has closed the connection."""
     while (await receive())["type"] != "http.disconnect":
         pass

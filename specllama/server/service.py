@@ -176,8 +176,13 @@ class Service:
         return sum(job.n_open for job in self.jobs)
 
     @property
+    def embeds(self) -> bool:
+        """Whether it is an embedding model."""
+        return self.supervisor.settings.pooling is not None
+
+    @property
     def n_slots(self) -> int:
-        return self.settings.load.n_slots
+        return 0 if self.embeds else self.settings.load.n_slots
 
     def start(
         self,

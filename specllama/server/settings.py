@@ -30,10 +30,13 @@ class ServerSettings:
     requests. others: load settings of other models, with names instead of paths; None for a server of a
     single model. models_max: models in memory at once, 0 for as many as fit. idle_seconds: idle time
     after which a model is unloaded, 0 for never. slot_save_path: directory of slots saved by clients, ""
-    for none. Raises UsageError.
+    for none. embedder: load settings of an embedding model that is served next to the model, with a path;
+    embedder_called: the name by which it was given. Raises UsageError.
     """
 
     load: LoadSettings
+    embedder: LoadSettings | None = None
+    embedder_called: str = ""
     others: LoadSettings | None = None
     models_max: int = defaults.MODELS_MAX
     idle_seconds: float = 0.0
@@ -78,6 +81,9 @@ class ServerSettings:
             raise UsageError("needs an address, the name of one, or unix:PATH", option="host")
         if self.slot_save_path and not expanded(self.slot_save_path).is_dir():
             raise UsageError(f": not a directory: {self.slot_save_path}", option="slot_save_path")
+        for name in self.embedder_names:
+            if self.has_name(name):
+                raise UsageError(f"and {option('model')} are both called {name}", option="embeddings")
         Origins(self.origins)
         root_path(self.root_path)
         if not set(self.admin_keys) <= set(self.keys):
@@ -105,6 +111,14 @@ class ServerSettings:
         """The model's names, the preferred one first."""
         shown = [name for name in self.names if name != ANY_NAME]
         return shown or [PurePath(self.load.target.path).name.removesuffix(".gguf")]
+
+    @property
+    def embedder_names(self) -> Sequence[str]:
+        """The names of the embedding model, the preferred one first; () without one."""
+        if self.embedder is None:
+            return ()
+        own = PurePath(self.embedder.target.path).name.removesuffix(".gguf")
+        return tuple(dict.fromkeys(filter(None, (own, self.embedder_called))))
 
     @property
     def name(self) -> str:

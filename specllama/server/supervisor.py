@@ -11,6 +11,7 @@ import re
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import IO, BinaryIO, Literal, TypeVar
 
 from specllama.client import protocol
@@ -261,6 +262,7 @@ Answer = TypeVar(
     protocol.Detokenized,
     protocol.Rendered,
     protocol.TokenCount,
+    protocol.Embedded,
     protocol.Slots,
     protocol.SlotDone,
 )
@@ -272,7 +274,8 @@ class Supervisor:
     say: gets lines for the operator. label: their prefix. log: gets llama.cpp's log. lease: of the model.
     loaded: reported by the latest engine, None before the first; kept when the model is unloaded. loading:
     (part, loaded share of it) during a load, None otherwise. restarts: engine processes started after another
-    one ended; loads: successful loads.
+    one ended; loads: successful loads. yields, reserved: see
+    protocol.Load.
     """
 
     def __init__(
@@ -286,7 +289,7 @@ class Supervisor:
         self.loaded: LoadInfo | None = None
         self.loading: tuple[str, float] | None = None
         self.restarts = self.loads = 0
-        self.label = ""
+        self.label, self.yields, self.reserved = "", False, 0
         self._say, self._log, self._progress = say, log, progress
         self._client: LoopClient | None = None
         self._ready = asyncio.Event()
@@ -448,7 +451,9 @@ class Supervisor:
         client = LoopClient(self._log, self._say, ended.set)
         try:
             verbose = self._log is not None
-            info = await asyncio.to_thread(client.load, self.settings, self._load_progress, verbose, True)
+            given = self.yields, self.reserved
+            load = partial(client.load, measure_when_idle=True, yields=given[0], reserved=given[1])
+            info = await asyncio.to_thread(load, self.settings, self._load_progress, verbose)
             self.loading = None
             self.loaded, self._client = info, client
             self.loads += 1

@@ -36,6 +36,7 @@ from specllama.text.reasoning_budget import ReasoningBudget
 from specllama.text.template_process import IsolatedTemplate, TemplateProcess
 from specllama.worker.conversations import detokenize
 from specllama.worker.corpus import Corpus
+from specllama.worker.embedding import EmbeddingEngine, loads_embedder, open_embedder
 from specllama.worker.idle import ExactMode, IdleMeasurer
 from specllama.worker.intake import RequestIntake, Send, SequenceOutput, refusing
 from specllama.worker.load_info import inspect_build, load_info
@@ -208,6 +209,8 @@ class LoadedEngine:
                 self.handle(message, size)
 
     def _answer(self, question: protocol.Question, size: int) -> None:
+        if isinstance(question, protocol.Embed):
+            raise UsageError(f"{self.loaded.header.name} writes texts, and makes no vectors")
         if isinstance(question, protocol.GetSlots):
             costs = self.loaded.profile.decode_seconds
             self.send(slots(question.id, self.engine, self.running, costs))
@@ -375,7 +378,7 @@ def open_engine(
     """
     process = TemplateProcess()  # it starts while the models are loaded
     try:
-        loaded = load(order.settings, send, store, order.open_draft)
+        loaded = load(order.settings, send, store, order.open_draft, order.reserved)
     except BaseException:
         process.close()
         raise
@@ -490,7 +493,7 @@ class EngineCore:
     ) -> None:
         self.send, self.store = send, store if store is not None else Store()
         self._post = post
-        self.loaded_engine: LoadedEngine | None = None
+        self.loaded_engine: LoadedEngine | EmbeddingEngine | None = None
         self.busy_since: float | None = None
         self._thread = threading.current_thread()  # which calls `handle` and `step`
         self._metered: tuple[float, WorkMeter] | None = None  # the work of that start
@@ -516,7 +519,11 @@ class EngineCore:
             if self.loaded_engine is not None:
                 raise EngineError("this engine process has loaded its models already")
             # Without `_working`: a load reports its progress, and has no time limit.
-            self.loaded_engine, ready = open_engine(message, self.send, self.store, self._post)
+            ready: protocol.Ready
+            if loads_embedder(message):
+                self.loaded_engine, ready = open_embedder(message, self.send)
+            else:
+                self.loaded_engine, ready = open_engine(message, self.send, self.store, self._post)
             self.send(ready)
 
     def _handle(self, message: protocol.Message, size: int) -> None:
@@ -575,7 +582,8 @@ class EngineCore:
         elif self._metered is None or self._metered[0] != started:
             self._metered = started, WorkMeter(of_thread(self._thread))
         own = (self._metered[1].seconds if self._metered is not None else 0.0, self.allowed_seconds())
-        other = self.loaded_engine.intake.hang if self.loaded_engine is not None else None
+        opened = self.loaded_engine
+        other = opened.intake.hang if isinstance(opened, LoadedEngine) else None
         return max(own, other, key=lambda hang: hang[0] / hang[1]) if other is not None else own
 
     def allowed_seconds(self) -> float:

@@ -76,7 +76,7 @@ def load_info(loaded: Loaded, template_works: bool, notes: Sequence[Note], calls
         n_layer=header.n_layer,
         host_bytes=plan.host,
         device_bytes=plan.device,
-        gpus=tuple(device for device in _devices() if device.gpu),
+        gpus=tuple(device for device in device_infos() if device.gpu),
     )
 
 
@@ -153,10 +153,10 @@ def _settings_notes(loaded: Loaded) -> list[Note]:
 
 def inspect_build() -> BuildInfo:
     """The version, features and devices of this build of llama.cpp."""
-    return BuildInfo(**build_info(), features=features(system_info()), devices=_devices())
+    return BuildInfo(**build_info(), features=features(system_info()), devices=device_infos())
 
 
-def _devices() -> tuple[DeviceInfo, ...]:
+def device_infos() -> tuple[DeviceInfo, ...]:
     return tuple(DeviceInfo(d.name, d.description, d.gpu, d.free, d.total) for d in devices())
 
 

@@ -95,7 +95,7 @@ class Loaded:
     @property
     def slow_step_seconds(self) -> float:
         """Seconds that the first chunk of a prefill could take on a very slow machine."""
-        return 2 * self.header.n_params * 64 / _SLOW_FLOPS + self.header.weight_bytes / _SLOW_BYTES
+        return slow_seconds(self.header, 64)
 
     @property
     def n_working(self) -> int:
@@ -152,16 +152,22 @@ class Loaded:
         self.draft = self.head = None
 
 
+def slow_seconds(header: Header, n_rows: int) -> float:
+    """Seconds of a decode of so many rows on a very slow machine."""
+    return 2 * header.n_params * n_rows / _SLOW_FLOPS + header.weight_bytes / _SLOW_BYTES
+
+
 def load(
     settings: LoadSettings,
     send: Callable[[protocol.Message], None],
     store: Store,
     open_draft: bool = True,
+    reserved: int = 0,
 ) -> Loaded:
     """Load target and drafts. Raises IntegrityError, IncompatiblePairError, ResourceError, UsageError,
     NotFoundError, NetworkError.
 
-    send: receives Loading and Notice messages. open_draft: see protocol.Load.
+    send: receives Loading and Notice messages. open_draft, reserved: see protocol.Load.
     """
     started = running_time()
     header = checked_header(settings.target)
@@ -171,7 +177,7 @@ def load(
 
         settings = attach(settings, send)
     settings = on_gpus(settings, [d.name for d in devices() if d.gpu])
-    plan, checked, n_rs_seq = _planned(settings, header, checked, send)
+    plan, checked, n_rs_seq = _planned(settings, header, checked, send, reserved)
     fitted = fitted_to(settings.target, plan.target.n_gpu_layers)
     fitted = replace(fitted, swa_full=keeps_all_cells(settings, checked.head is not None))
     files = _model_files(settings, header, fitted)
@@ -252,6 +258,7 @@ def _planned(
     header: Header,
     drafts: CheckedDrafts,
     send: Callable[[protocol.Message], None],
+    reserved: int,
 ) -> tuple[MemoryPlan, CheckedDrafts, int]:
     """The memory plan, the drafts that it has room for, and the recurrent states of each sequence.
 
@@ -259,7 +266,8 @@ def _planned(
     drafts all tokens, then the model's own head is left out with a notice. Next to a draft model, the
     head is reduced and left out before there are fewer states. Raises ResourceError, UsageError.
     """
-    available, devices_, n_rs_seq = available_memory(), gpus(), rollback(settings)
+    available = max(0, available_memory() - reserved)
+    devices_, n_rs_seq = gpus(), rollback(settings)
     while True:
         try:
             draft, second = drafts.draft, drafts.second

@@ -32,6 +32,7 @@ from specllama.cli.typer_options import unknown_short_flag
 from specllama.config.options import LONG_FLAGS, STORED
 from specllama.config.sources import NOT_OPTIONS
 from specllama.models import manifest
+from tests.support import tinyembedders
 from tests.support.command import Command
 from tests.support.paths import ROOT
 from tests.support.serving import Server
@@ -140,6 +141,8 @@ def command(tmp_path_factory: pytest.TempPathFactory) -> Command:
     pair = [Path(data.__file__).parent / f"pydoc-{name}.gguf" for name in ("target", "draft")]
     for name, source in zip(("main.gguf", "draft.gguf"), pair, strict=True):
         shutil.copyfile(source, home / name)
+    tinyembedders.bert(home / "embedder.gguf")
+    tinyembedders.bert(home / "reranker.gguf", "rank")
     (home / "prompt.txt").write_text("What does shutil.copytree do?", "utf-8")
     (home / "schema.json").write_text('{"enum": ["a function", "a class", "a module"]}', "utf-8")
     (home / "keys.txt").write_text("secret\n", "utf-8")

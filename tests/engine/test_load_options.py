@@ -142,6 +142,7 @@ AT_RUN_TIME: Mapping[str, str] = {
     "kept_seconds": "worker/engine_core.py",
     "cache_ram": "worker/engine_core.py",
     "ctx_checkpoints": "worker/engine_core.py",
+    "pooling": "worker/embedding.py",
 }
 
 

@@ -101,13 +101,6 @@ def test_routes_without_v1(server: Server) -> None:
 @pytest.mark.parametrize(
     ("method", "path"),
     [
-        ("POST", "/embedding"),
-        ("POST", "/embeddings"),
-        ("POST", "/v1/embeddings"),
-        ("POST", "/rerank"),
-        ("POST", "/reranking"),
-        ("POST", "/v1/rerank"),
-        ("POST", "/v1/reranking"),
         ("POST", "/audio/transcriptions"),
         ("POST", "/v1/audio/transcriptions"),
         ("POST", "/props"),

@@ -140,7 +140,7 @@ def test_heads(server: Server) -> None:
 @pytest.mark.parametrize(
     ("method", "path"),
     [
-        *(("POST", f"/api/{name}") for name in ("pull", "push", "create", "copy", "embed", "embeddings")),
+        *(("POST", f"/api/{name}") for name in ("pull", "push", "create", "copy")),
         ("DELETE", "/api/delete"),
     ],
 )

@@ -79,7 +79,7 @@ class TestOllamaPython:
             with pytest.raises(ollama.ResponseError, match="does not support thinking") as raised:
                 list(client.chat(NAME, QUESTION, think=True, stream=stream))
             assert raised.value.status_code == 400
-        with pytest.raises(ollama.ResponseError, match="not offered"):
+        with pytest.raises(ollama.ResponseError, match="serve with --embeddings MODEL"):
             client.embed(NAME, "x")
 
 

@@ -34,10 +34,17 @@ def test_models(client: openai.OpenAI) -> None:
 
 def test_unsupported_requests_are_not_retried(client: openai.OpenAI, exact: Server) -> None:
     """The SDK repeats requests after other 5xx."""
-    with pytest.raises(openai.InternalServerError, match="no embeddings") as caught:
-        client.with_options(max_retries=2).embeddings.create(model="pydoc-target", input="zip")
+    sound = ("a.wav", b"RIFF")
+    with pytest.raises(openai.InternalServerError, match="no sound") as caught:
+        client.with_options(max_retries=2).audio.transcriptions.create(model="pydoc-target", file=sound)
     assert caught.value.status_code == 501
-    assert exact.samples()['specllama_http_requests_total{path="/v1/embeddings",status="501"}'] == 1
+    name = 'specllama_http_requests_total{path="/v1/audio/transcriptions",status="501"}'
+    assert exact.samples()[name] == 1
+
+
+def test_a_model_that_writes_texts_makes_no_vectors(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="serve with --embeddings MODEL"):
+        client.embeddings.create(model="pydoc-target", input="zip")
 
 
 def test_chat_and_its_stream_are_the_same(client: openai.OpenAI) -> None:

@@ -263,9 +263,23 @@ _BODIES: Mapping[tuple[str, type[protocol.Message] | None], Mapping[str, Callabl
     },
     ("/api/show", None): {"options": _numbered('{"options":{', '"a{0}":{}', "}}")},
     ("/api/pull", None): {"unknown fields": _numbered("{", '"a{0}":1', "}")},
+    **{(f"/api/{name}", None): {"a model": _body(model="x")} for name in ("push", "create", "copy")},
+    ("/api/embed", protocol.Embed): {"as many texts as there may be": _body(input=["zip " * 400] * 2048)},
+    ("/api/embeddings", protocol.Embed): {"a text": _body(prompt="zip " * (_LONG // 4))},
+    ("/v1/embeddings", protocol.Embed): {
+        "a text of one letter": _body(input="a" * _LONG),
+        "as many texts as there may be": _body(input=["zip " * 400] * 2048),
+        "ids": _filled('{"input":[', "7", "]}"),
+        "too many texts": _filled('{"input":[', '""', "]}"),
+        "lists of ids": _filled('{"input":[', "[7]", "]}"),
+    },
     **{
-        (f"/api/{name}", None): {"a model": _body(model="x")}
-        for name in ("push", "create", "copy", "embed", "embeddings")
+        (path, protocol.Embed): {"texts": _body(content=["zip " * 400] * 2048)}
+        for path in ("/embedding", "/embeddings")
+    },
+    **{
+        (path, protocol.Embed): {"documents": _body(query="x", documents=["zip " * 400] * 2048)}
+        for path in ("/rerank", "/reranking", "/v1/rerank", "/v1/reranking")
     },
     (RESPONSES, protocol.Generate): {
         "a text of <": lambda: _json(input="<" * _LONG, **_ONE_OUTPUT),

@@ -17,7 +17,14 @@ from typing import Any
 import numpy as np
 
 from specllama.config.load import LoadSettings, ModelSettings, reserved_outputs
-from specllama.gguf.architectures import HYBRID, INTERVAL, RECURRENT, ROLLBACK, SWA_PATTERNS
+from specllama.gguf.architectures import (
+    HYBRID,
+    INTERVAL,
+    NOT_CAUSAL,
+    RECURRENT,
+    ROLLBACK,
+    SWA_PATTERNS,
+)
 from specllama.gguf.header import Header
 from specllama.gguf.parse import row_bytes
 from specllama.gguf.trimmed import PREFIX
@@ -235,7 +242,7 @@ class MemoryCosts:
         """Elements per token of each layer's K and V cache; (0, 0) for a layer without a cache."""
         h = self.header
         n_kv = h.n_head_kv
-        if h.architecture in RECURRENT or not any(n_kv):
+        if h.architecture in RECURRENT | NOT_CAUSAL or not any(n_kv):
             return ((0, 0),) * h.n_layer
         full, window = self.head_sizes
         pattern = h.metadata.get(f"{h.architecture}.attention.sliding_window_pattern")
@@ -319,7 +326,7 @@ class MemoryCosts:
         if any(self.recurrent):
             recurrent = n_tokens * (4 * _state_width(h) + 2 * h.n_embd) + 3 * max(self.state_layers) // _F32
         n_masks = 2 if h.arch_integer("attention.sliding_window") else 1
-        if not any(k for k, _ in self.cache_widths):
+        if h.architecture not in NOT_CAUSAL and not any(k for k, _ in self.cache_widths):
             n_masks = 0
         masks = n_masks * n_tokens * cells * (_F32 if off else 2)
         widest = max(attention, feed_forward, logits, recurrent) * _F32

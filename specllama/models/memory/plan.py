@@ -14,6 +14,8 @@ from typing import Any
 from specllama.config.defaults import N_CTX_DEFAULT
 from specllama.config.load import ALL_LAYERS, AUTO, LoadSettings, ModelSettings
 from specllama.errors import ResourceError, UsageError, option
+from specllama.gguf.architectures import ENCODERS
+from specllama.gguf.embedders import computed_at_once, pooling_of
 from specllama.gguf.header import Header
 from specllama.gguf.parse import TYPE_BY_NAME
 from specllama.heads import HEAD_ARCHITECTURES, file_head
@@ -445,6 +447,21 @@ def plan_load(
     )
     of_draft = replace(of_target, model=d, n_spare=0, swa_full=True, devices=_used(d, devices))
     return plan_memory(target, draft, PlanSettings(available, of_target, of_draft), head)
+
+
+def plan_embedder(
+    settings: LoadSettings, header: Header, available: int, devices: Sequence[DeviceMemory]
+) -> MemoryPlan:
+    """The plan of a load of an embedding model, whose context is at most what it was trained on. Arguments
+    and errors as for `plan_load`.
+    """
+    t, at_once = settings.target, computed_at_once(header, pooling_of(header, settings.pooling))
+    t = replace(t, n_ctx=min(t.n_ctx, header.n_ctx_train or t.n_ctx))
+    n_rows = (t.n_ctx or _default_n_ctx(header)) if at_once else t.n_ubatch
+    t = replace(t, n_batch=n_rows, n_ubatch=n_rows)
+    n_outputs = 1 if header.architecture in ENCODERS else n_rows  # others compute logits of all rows
+    costs = CostSettings(t, 1, n_outputs, devices=_used(t, devices))
+    return plan_memory(header, None, PlanSettings(available, costs))
 
 
 def plan_head(

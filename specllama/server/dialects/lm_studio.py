@@ -37,7 +37,7 @@ def entry(listing: ListedModel, facts: LoadInfo | ModelDetails) -> JsonObject:
     shown: JsonObject = {
         "id": listing.name,
         "object": "model",
-        "type": "llm",
+        "type": "embeddings" if isinstance(facts, LoadInfo) and facts.embedding is not None else "llm",
         "publisher": listing.model.id.partition("/")[0] if "/" in listing.model.id else "",
         "arch": architecture,
         "compatibility_type": "gguf",

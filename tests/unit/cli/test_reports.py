@@ -33,6 +33,7 @@ from tests.support.paths import ROOT
 from tests.unit.cli.test_tune_text import COSTS, GOOD, draft, forecast, results
 
 FOLDER = ROOT / "tests" / "golden" / "reports"
+WRITES = os.environ.get("SPECLLAMA_GOLDEN") == "write"  # before tests change the environment
 NOW = 1_800_000_000.0
 REPO = "bartowski/Meta-Llama-3.1-8B-Instruct-GGUF"
 FILE = "Meta-Llama-3.1-8B-Instruct-Q4_K_M.gguf"
@@ -46,7 +47,7 @@ BUILD = BuildInfo(
 def same(name: str, text: str) -> None:
     """The report is that of its file."""
     file = FOLDER / name
-    if os.environ.get("SPECLLAMA_GOLDEN") == "write":
+    if WRITES:
         file.write_text(text, "utf-8")
     assert text == file.read_text("utf-8")
 

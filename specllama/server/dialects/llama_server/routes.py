@@ -25,6 +25,7 @@ from specllama.option import Option
 from specllama.server.dialects.llama_server.completion import InfillRequest, NativeRequest, NativeWriter
 from specllama.server.dialects.shared.base import ApiRequest, ApiRoute, Dialect, Endpoint
 from specllama.server.dialects.shared.chat_fields import TemplateInput
+from specllama.server.dialects.shared.embedding import RerankRequest, embeddings, rerank
 from specllama.server.dialects.shared.fields import AtMost, RequestBody
 from specllama.server.dialects.shared.figures import generation_settings
 from specllama.server.dialects.shared.sampling_fields import ModelName
@@ -462,18 +463,9 @@ async def pull(api: ApiRequest, stop: bool = False) -> Response:
 # Routes that llama-server has and this server does not: clients get an error that says so.
 
 
-_NO_EMBEDDINGS = "this server generates text; it makes no embeddings"
-_NO_RANKING = "this server generates text; it ranks no documents"
 _NO_SOUND = "this server transcribes no sound"
 _NO_ADAPTERS = "LoRA adapters are loaded at the start (--lora), and are the same for all requests"
 UNSUPPORTED: Mapping[tuple[str, str], str] = {
-    ("POST", "/embedding"): _NO_EMBEDDINGS,
-    ("POST", "/embeddings"): _NO_EMBEDDINGS,
-    ("POST", "/v1/embeddings"): _NO_EMBEDDINGS,
-    ("POST", "/rerank"): _NO_RANKING,
-    ("POST", "/reranking"): _NO_RANKING,
-    ("POST", "/v1/rerank"): _NO_RANKING,
-    ("POST", "/v1/reranking"): _NO_RANKING,
     ("POST", "/audio/transcriptions"): _NO_SOUND,
     ("POST", "/v1/audio/transcriptions"): _NO_SOUND,
     ("POST", "/props"): "settings cannot be changed while the server runs; its flags set them",
@@ -511,6 +503,10 @@ DIALECT = Dialect(
         ApiRoute("POST", "/models/pull", pull, "Download a known model", ModelRequest),
         ApiRoute("POST", "/models/pull/stop", partial(pull, stop=True), "End that", ModelRequest),
         ApiRoute("POST", "/slots/{slot}", act, "Save, restore or erase a slot", SlotFileRequest),
+        ApiRoute("POST", "/embedding", partial(embeddings, own_shape=True)),
+        ApiRoute("POST", "/embeddings", partial(embeddings, own_shape=True)),
+        ApiRoute("POST", "/v1/rerank", rerank, "Rank documents for a query", RerankRequest),
+        *(ApiRoute("POST", path, rerank) for path in ("/rerank", "/reranking", "/v1/reranking")),
         *(ApiRoute(*at, _refusing(UnsupportedError(reason))) for at, reason in UNSUPPORTED.items()),
     ),
 )

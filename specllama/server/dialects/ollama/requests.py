@@ -17,6 +17,7 @@ from specllama.server.dialects.shared.chat_fields import (
     conversation_of,
 )
 from specllama.server.dialects.shared.conversation import MAX_IMAGES, MAX_MESSAGES, ReadConversation
+from specllama.server.dialects.shared.embedding import TextList
 from specllama.server.dialects.shared.fields import (
     SMALL,
     WHOLE_ITEMS,
@@ -28,6 +29,7 @@ from specllama.server.dialects.shared.fields import (
 )
 from specllama.server.dialects.shared.sampling_fields import (
     GenerationFields,
+    KeepAlive,
     ModelName,
     ParameterReader,
     first,
@@ -189,6 +191,21 @@ class OllamaGenerateRequest(OllamaRequest):
         system = [{"role": "system", "content": self.system}] if self.system else []
         asked = [*system, {"role": "user", "content": self.prompt}]
         return [protocol.ChatInput(asked, self.template_variables(server))]
+
+
+class EmbedRequest(RequestBody):
+    """input, or prompt of /api/embeddings: a text or a list of texts. truncate: cut those that are too long.
+    options have no effect.
+    """
+
+    asks: ClassVar[bool] = False
+    model: ModelName | None = None
+    input: str | TextList | None = None
+    prompt: str | None = None
+    truncate: bool = True
+    dimensions: Annotated[int, Field(ge=0, lt=2**20)] = 0
+    keep_alive: KeepAlive = None
+    options: Annotated[JsonObject, SMALL] | None = None
 
 
 class ShowRequest(RequestBody):

@@ -12,13 +12,16 @@ from typing import Any
 
 from starlette.responses import JSONResponse, Response
 
+from specllama.client import protocol
 from specllama.client.model_info import LoadInfo
 from specllama.client.protocol import PositionLogprobs
+from specllama.clock import running_time
 from specllama.core.sampling.params import PARAMETERS, SamplingParams
 from specllama.errors import NotFoundError, SpecllamaError
 from specllama.json_types import JsonObject
 from specllama.models.catalogue import ModelDetails
 from specllama.server.dialects.ollama.requests import (
+    EmbedRequest,
     OllamaChatRequest,
     OllamaGenerateRequest,
     OllamaRequest,
@@ -26,6 +29,7 @@ from specllama.server.dialects.ollama.requests import (
     ShowRequest,
 )
 from specllama.server.dialects.shared.base import ApiRequest, ApiRoute, Dialect, Endpoint
+from specllama.server.dialects.shared.embedding import texts_of
 from specllama.server.dialects.shared.fields import FieldError
 from specllama.server.dialects.shared.figures import add_figures, described
 from specllama.server.dialects.shared.writer import AnswerOptions, AnswerWriter
@@ -202,6 +206,40 @@ async def _answer(api: ApiRequest, body: OllamaRequest, chat: bool) -> Response:
     return await api.answer(body, partial(OllamaWriter, chat=chat))
 
 
+async def embed(api: ApiRequest) -> Response:
+    """Without input the model is loaded, as Ollama does."""
+    began, body = running_time(), await api.body(EmbedRequest)
+    texts = [] if body.input in (None, "", []) else texts_of(body.input, "input")
+    made = await _vectors(api, body, texts, norm=2)
+    vectors = ",".join(f"[{one.vectors[0]}]" for one in made)
+    figures = {
+        "model": api.service.name,
+        "total_duration": _ns(running_time() - began),
+        "load_duration": 1,
+        "prompt_eval_count": sum(one.n_tokens for one in made),
+    }
+    answer = f'{{"embeddings": [{vectors}], {json.dumps(figures)[1:]}'
+    return Response(answer, media_type="application/json")
+
+
+async def embed_one(api: ApiRequest) -> Response:
+    """The older route: one text, whose vector is not normalised."""
+    body = await api.body(EmbedRequest)
+    made = await _vectors(api, body, [body.prompt] if body.prompt else [], norm=-1)
+    vector = made[0].vectors[0] if made else ""
+    return Response(f'{{"embedding": [{vector}]}}', media_type="application/json")
+
+
+async def _vectors(
+    api: ApiRequest, body: EmbedRequest, texts: list[str | list[int]], norm: int
+) -> list[protocol.TextVectors]:
+    n, cut = body.dimensions, body.truncate
+    order = protocol.Embed(0, texts, norm=norm, n_values=n, truncate=cut, as_text=True)
+    made = await api.embed(body.model, order)
+    api.keep_model(body.keep_alive)
+    return made
+
+
 def _refusal(message: str) -> Endpoint:
     """The endpoint of an unsupported operation. Reads the body, so that the client reads the error."""
 
@@ -294,6 +332,8 @@ def capabilities(info: LoadInfo | ModelDetails) -> list[str]:
     """Capabilities of a model. A chat template suffices for tools: without native support they are
     described in a system message. Infill support is known only after a load.
     """
+    if isinstance(info, LoadInfo) and info.embedding is not None:
+        return ["embedding"]
     if isinstance(info, LoadInfo):
         works, reasons, fills = info.template_works, info.template_reasons, info.infill
     else:
@@ -340,7 +380,6 @@ def _size(params: int) -> str:
 
 _HERE = "models are managed by the commands of specllama"
 _PULL = _refusal(f"pull is not offered here: {_HERE}, see `specllama pull`")
-_EMBED = _refusal("embeddings are not offered: specllama writes text")
 _OTHER = _refusal(f"this is not offered here: {_HERE}")
 DIALECT = Dialect(
     error_body,
@@ -352,8 +391,8 @@ DIALECT = Dialect(
         ApiRoute("POST", "/api/chat", chat, "Answer a conversation, as Ollama does", OllamaChatRequest),
         ApiRoute("POST", "/api/generate", generate, "Answer a prompt, as Ollama does", OllamaGenerateRequest),
         ApiRoute("POST", "/api/pull", _PULL),
-        ApiRoute("POST", "/api/embed", _EMBED),
-        ApiRoute("POST", "/api/embeddings", _EMBED),
+        ApiRoute("POST", "/api/embed", embed, "Vectors of texts, as Ollama makes them", EmbedRequest),
+        ApiRoute("POST", "/api/embeddings", embed_one),
         ApiRoute("POST", "/api/push", _OTHER),
         ApiRoute("POST", "/api/create", _OTHER),
         ApiRoute("POST", "/api/copy", _OTHER),

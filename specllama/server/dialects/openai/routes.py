@@ -21,6 +21,7 @@ from specllama.server.dialects.openai.completions import (
 from specllama.server.dialects.openai.responses.request import ResponsesRequest
 from specllama.server.dialects.openai.responses.writer import ResponsesWriter, echo_json
 from specllama.server.dialects.shared.base import ApiRequest, ApiRoute, Dialect
+from specllama.server.dialects.shared.embedding import EmbeddingsRequest, embeddings
 from specllama.server.dialects.shared.sampling_fields import SamplingFields
 from specllama.server.dialects.shared.writer import AnswerOptions, error_body
 from specllama.server.models import ListedModel, listed
@@ -187,6 +188,7 @@ DIALECT = Dialect(
         ApiRoute("POST", "/v1/completions", completions, "Continue a prompt", CompletionRequest),
         ApiRoute("POST", "/v1/responses", respond, "Answer a conversation of items", ResponsesRequest),
         ApiRoute("POST", "/responses", respond),
+        ApiRoute("POST", "/v1/embeddings", embeddings, "Vectors of texts", EmbeddingsRequest),
         ApiRoute("GET", "/v1/responses/{name}", stored),
         ApiRoute("DELETE", "/v1/responses/{name}", stored),
         ApiRoute("GET", "/models", models),

@@ -27,9 +27,9 @@ from specllama.server.dialects.shared.tools import RequestTools
 from specllama.server.dialects.shared.writer import AnswerOptions, AnswerWriter
 from specllama.server.events import to_json
 from specllama.server.http.body import BodyReader
-from specllama.server.http.errors import ErrorBody, ForbiddenError
+from specllama.server.http.errors import ClientGoneError, ErrorBody, ForbiddenError
 from specllama.server.models import ModelPool
-from specllama.server.requests import RequestStream, StreamingResponse
+from specllama.server.requests import RequestStream, StreamingResponse, disconnected
 from specllama.server.service import DiskScopes, Service
 from specllama.server.supervisor import Say, Supervisor
 
@@ -268,6 +268,22 @@ class ApiRequest:
         count = await self.supervisor.query(question, protocol.TokenCount)
         return count.n
 
+    async def embed(self, model: str | None, order: protocol.Embed) -> list[protocol.TextVectors]:
+        """What the embedding model makes of the texts of an order, in their order; without any the model is
+        loaded. model: as in `check_model`. Raises UsageError for a model that writes texts, what
+        EmbeddingQueue raises, ClientGoneError.
+        """
+        self._service = self.models.embedder_of(model or self.query_params.get("model") or None)
+        self.log_prompt(order.texts)
+        if not order.texts:
+            await self.load_model()
+            return []
+        queue, seconds = self.models.embedding_queue, self.settings.seconds
+        made = await queue.answer(self._service, order, partial(disconnected, self._http.receive), seconds)
+        if made is None:
+            raise ClientGoneError
+        return made
+
     async def answer(
         self, body: GenerationFields, writer: Callable[[AnswerOptions], AnswerWriter]
     ) -> Response:
@@ -277,6 +293,7 @@ class ApiRequest:
         BusyError, ResourceError; the response raises errors of the load.
         """
         self.check_model(body.model or None)
+        self.models.check_writes(self.service)
         requests = self._requests(body)
         self.log_prompt(body.logged)
         options = body.answer_options(self.service.name, request_id=self.id)

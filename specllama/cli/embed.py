@@ -1,0 +1,85 @@
+"""`specllama embed`: the vectors of texts, or their scores as answers to a query."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from specllama.cli import console
+from specllama.cli.answer import engine_log, load, log_file
+from specllama.cli.options import resolved
+from specllama.cli.progress import prepared
+from specllama.client import protocol
+from specllama.client.client import EngineClient
+from specllama.client.model_info import LoadInfo
+from specllama.config import build
+from specllama.config.text_file import read_text, standard_input
+from specllama.errors import UsageError, option
+from specllama.json_types import JsonObject
+
+EXAMPLES = """
+Examples:
+  specllama embed -m nomic-embed-text-v1.5 'search_query: What is a cat?'
+  specllama embed -m embedder.gguf -f lines.txt --json > vectors.json
+  specllama embed -m bge-reranker-v2-m3 --query 'What is a cat?' 'An animal.' 'A town in France.'
+"""
+
+
+def embed(given: Mapping[str, Any]) -> int:
+    """Print the vectors or scores; returns the exit code. Raises SpecllamaError."""
+    values = resolved(given)
+    texts = _texts(values)
+    n = values.get("dimensions", 0)
+    if n < 0:
+        raise UsageError(f"must be a whole number from 1, not {n}", option="dimensions")
+    settings = prepared(build.embedder_settings(values, alone=True), values)
+    log = log_file(values)
+    verbose = values.get("verbose", False) or log is not None
+    with EngineClient(engine_log(log, verbose)) as client:
+        info = load(client, settings, verbose)
+        for note in info.notes:
+            console.show(note)
+        query, cut = values.get("query"), values.get("truncate", False)
+        order = protocol.Embed(client.next_id(), [*texts], query, n_values=n, truncate=cut, pooled=False)
+        made = client.embed(order)
+    if log is not None:
+        log.close()
+    if query is not None:
+        ranked = sorted(made, key=lambda one: -one.numbers()[0][0])
+        lines = [f"{one.numbers()[0][0]:.6f}  {' '.join(texts[one.text_index].split())}" for one in ranked]
+    else:
+        lines = [" ".join(f"{x:.9g}" for x in row) for one in made for row in one.numbers()]
+    return console.report(values, _report(info, query, texts, made), lines)
+
+
+def _texts(values: Mapping[str, Any]) -> list[str]:
+    """The texts: the words, then the lines of the file, else those of standard input. Raises UsageError."""
+    texts = list(values.get("words", ()))
+    if "file" in values:
+        texts += read_text(values["file"], "file").splitlines()
+    elif not texts and sys.stdin is not None and not sys.stdin.isatty():
+        texts = standard_input.read("the texts").splitlines()
+    if not texts:
+        raise UsageError(
+            "there is no text", f"give some: specllama embed -m MODEL TEXT..., or {option('file')} FILE"
+        )
+    return texts
+
+
+def _report(
+    info: LoadInfo, query: str | None, texts: list[str], made: list[protocol.TextVectors]
+) -> JsonObject:
+    """As --json shows it."""
+    assert info.embedding is not None
+    items: list[JsonObject] = []
+    for one in made:
+        rows = one.numbers()
+        item: JsonObject = {"index": one.text_index, "n_tokens": one.n_tokens}
+        if info.embedding.ranks:
+            item |= {"score": rows[0][0], "text": texts[one.text_index]}
+        else:
+            item["embedding"] = rows if info.embedding.pooling == "none" else rows[0]
+        items.append(item)
+    shown: JsonObject = {"model": info.target.name, "pooling": info.embedding.pooling, "query": query}
+    return {**shown, "n_tokens": sum(one.n_tokens for one in made), "results": items}

@@ -1,0 +1,87 @@
+"""Requests for vectors and scores: they wait in a queue of their own, apart from that of texts, since clients
+send each piece of a document at once. Knows no HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
+from functools import partial
+
+from specllama.client import protocol
+from specllama.errors import BusyError, DeadlineError, ResourceError, UsageError
+from specllama.server.service import SHUTTING_DOWN, Admission, Service
+
+MAX_OPEN = 512  # requests that run or wait
+
+
+class EmbeddingQueue:
+    """The open requests for vectors of a server. admission: of its other requests."""
+
+    def __init__(self, admission: Admission) -> None:
+        self._admission, self.n_open = admission, 0
+
+    @contextlib.contextmanager
+    def place(self) -> Iterator[None]:
+        """A place in the queue. Raises BusyError without one, ResourceError while the server shuts down."""
+        if self._admission.draining:
+            raise ResourceError(SHUTTING_DOWN, "ask again when it is back")
+        if self.n_open >= MAX_OPEN:
+            busy = f"{self.n_open} requests for vectors wait, and no more can"
+            raise BusyError(busy, "ask again later", {"retry_after": 1})
+        self.n_open += 1
+        try:
+            yield
+        finally:
+            self.n_open -= 1
+
+    async def answer(
+        self, service: Service, order: protocol.Embed, gone: Callable[[], Awaitable[object]], seconds: float
+    ) -> list[protocol.TextVectors] | None:
+        """What a model makes of the texts of an order, in their order; loads the model. None if the client is
+        gone before. gone: returns then. seconds: limit, 0 for none. Raises DeadlineError, what `place` and
+        protocol.Embed raise, and errors of the load.
+        """
+        items: list[protocol.TextVectors] = []
+        with self.place():
+            asked, take = partial(_with_id, order), partial(_extend, items)
+            work = asyncio.ensure_future(service.supervisor.collect(asked, protocol.Embedded, take))
+            leaving = asyncio.ensure_future(gone())
+            try:
+                async with asyncio.timeout(seconds or None):
+                    await asyncio.wait((work, leaving), return_when=asyncio.FIRST_COMPLETED)
+                if not work.done():
+                    return None
+                work.result()
+                return sorted(items)
+            except TimeoutError:
+                limit = f"the request took longer than {seconds:.0f} s, which is its limit"
+                raise DeadlineError(limit) from None
+            finally:
+                for task in (work, leaving):
+                    task.cancel()
+                await asyncio.gather(work, leaving, return_exceptions=True)
+
+
+def _with_id(order: protocol.Embed, id_: int) -> protocol.Embed:
+    return replace(order, id=id_)
+
+
+def _extend(items: list[protocol.TextVectors], part: protocol.Embedded) -> None:
+    items += part.items
+
+
+def writes_texts(name: str, other: str) -> UsageError:
+    """The error for a model that is asked for vectors, and writes texts. other: name of the server's
+    embedding model, "" without one.
+    """
+    hint = f"ask for {other}" if other else "start specllama serve with --embeddings MODEL"
+    return UsageError(f"{name} writes texts, and makes no vectors: {hint}")
+
+
+def makes_vectors(name: str, other: str) -> UsageError:
+    """The reverse. other: name of the chat model, "" without one."""
+    hint = f"ask for {other}" if other else "start specllama serve with -m MODEL"
+    return UsageError(f"{name} makes vectors, and writes no texts: {hint}")

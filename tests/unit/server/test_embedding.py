@@ -1,0 +1,91 @@
+"""The queue of requests for vectors: its limits, and clients that leave."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from specllama.client import protocol
+from specllama.errors import BusyError, DeadlineError, ResourceError, UsageError
+from specllama.server.embedding import MAX_OPEN, EmbeddingQueue
+from specllama.server.service import Admission, QueueLimit
+
+
+class Engine:
+    """Stands for a Service and its supervisor. ended: whether the question was ended early."""
+
+    def __init__(self, items: list[protocol.TextVectors] | None, error: Exception | None = None) -> None:
+        self.supervisor, self.items, self.error = self, items, error
+        self.ended = False
+
+    async def collect(self, asked: Callable[[int], Any], _kind: Any, take: Callable[[Any], None]) -> None:
+        order = asked(7)
+        try:
+            if self.error is not None:
+                raise self.error
+            if self.items is None:
+                await asyncio.Event().wait()
+            take(protocol.Embedded(order.id, self.items or []))
+        except asyncio.CancelledError:
+            self.ended = True
+            raise
+
+
+async def never() -> None:
+    await asyncio.Event().wait()
+
+
+async def at_once() -> None:
+    await asyncio.sleep(0)
+
+
+ORDER = protocol.Embed(0, ["a", "b"])
+ITEMS = [protocol.TextVectors(1, 2, ["x"]), protocol.TextVectors(0, 2, ["y"])]
+
+
+def queue_of() -> EmbeddingQueue:
+    return EmbeddingQueue(Admission(QueueLimit(1, 1)))
+
+
+def ask(engine: Engine, gone: Any = never, seconds: float = 0.0, queue: EmbeddingQueue | None = None) -> Any:
+    made = (queue or queue_of()).answer(engine, ORDER, gone, seconds)  # type: ignore[arg-type]
+    return asyncio.run(made)  # type: ignore[arg-type]
+
+
+def test_vectors_come_in_the_order_of_the_texts() -> None:
+    queue = queue_of()
+    assert ask(Engine(ITEMS), queue=queue) == [ITEMS[1], ITEMS[0]]
+    assert queue.n_open == 0
+
+
+def test_a_client_that_leaves_ends_its_request() -> None:
+    engine = Engine(None)
+    assert ask(engine, at_once) is None
+    assert engine.ended
+
+
+def test_a_request_that_takes_too_long() -> None:
+    engine = Engine(None)
+    with pytest.raises(DeadlineError, match="its limit"):
+        ask(engine, seconds=0.01)
+    assert engine.ended
+
+
+def test_errors_of_the_engine_are_raised() -> None:
+    with pytest.raises(UsageError, match="no"):
+        ask(Engine(None, UsageError("no")))
+
+
+def test_places_are_limited() -> None:
+    queue = queue_of()
+    queue.n_open = MAX_OPEN
+    with pytest.raises(BusyError) as raised:
+        ask(Engine(ITEMS), queue=queue)
+    assert raised.value.details["retry_after"] == 1
+    draining = Admission(QueueLimit(1, 1))
+    draining.draining = True
+    with pytest.raises(ResourceError, match="shutting down"):
+        ask(Engine(ITEMS), queue=EmbeddingQueue(draining))
