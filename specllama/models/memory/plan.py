@@ -457,7 +457,8 @@ def plan_embedder(
     """
     t, at_once = settings.target, computed_at_once(header, pooling_of(header, settings.pooling))
     t = replace(t, n_ctx=min(t.n_ctx, header.n_ctx_train or t.n_ctx))
-    n_rows = (t.n_ctx or _default_n_ctx(header)) if at_once else t.n_ubatch
+    most = t.n_ctx or min(header.n_ctx_train or N_CTX_DEFAULT, N_CTX_DEFAULT)
+    n_rows = most if at_once else t.n_ubatch
     t = replace(t, n_batch=n_rows, n_ubatch=n_rows)
     n_outputs = 1 if header.architecture in ENCODERS else n_rows  # others compute logits of all rows
     costs = CostSettings(t, 1, n_outputs, devices=_used(t, devices))
