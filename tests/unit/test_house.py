@@ -94,7 +94,7 @@ SHORTER_THAN_60 = {
     "config.defaults": "numbers that several layers share",
     "core.verify": "the proof that drafts change no token",
 }
-MOST_FILES, MOST_LINES = 330, 71_000  # of the package; embeddings, samplers and known text are in it
+MOST_FILES, MOST_LINES = 330, 69_700  # of the package; embeddings, samplers and known text took 3,800 of them
 
 
 class Import(NamedTuple):
