@@ -160,7 +160,9 @@ def test_plain_decoding_reports_no_drafts(plain: Result, shared: Command) -> Non
         None,
     )
     assert (answer["speculation"], answer["speedup"]) == ("off", None)
-    assert answer["plain_rounds"] <= answer["rounds"] - 2 == 57, "those that followed two others and did not stall"
+    assert answer["plain_rounds"] <= answer["rounds"] - 2 == 57, (
+        "those that followed two others and did not stall"
+    )
     assert plain.lines[0].startswith("speculation off: ")
     zero = shared.generate(*ARGS, "--draft-max", "0", "--json")
     assert zero.json["reason"] == "--draft-max 0"

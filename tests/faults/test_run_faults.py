@@ -144,8 +144,8 @@ FLAGS = [  # added to a valid command line: exit code, and a part of the message
     ("--top-p 1.5", 2, "--top-p must be"),
     ("--seed -7", 2, "--seed must be"),
     ("--seed 18446744073709551616", 2, "--seed must be"),
-    ("--sampling-seq tk", 2, "--sampling-seq"),
-    ("--sampling-seq kx", 2, "--sampling-seq"),
+    ("--sampling-seq tq", 2, "--sampling-seq"),
+    ("--sampling-seq k,t", 2, "--sampling-seq"),
     ("--logit-bias 5", 2, "--logit-bias"),
     ("--logit-bias 5+inf", 2, "--logit-bias"),
     ("--drafters model,parrot", 2, "parrot"),
@@ -311,7 +311,7 @@ def test_sampling_settings_of_a_file_are_read_as_llama_cpp_reads_them(shared: Co
     for result in (found, greedy, flags):
         assert result.code == 0, result.err
     assert found.json["tokens"] == greedy.json["tokens"]
-    assert "left out: penalty_repeat = 0.000000; mirostat = 2; xtc_probability = 0.5" in found.err
+    assert "left out: penalty_repeat = 0.000000\n" in found.err
 
 
 def test_a_model_without_a_template_goes_on_with_the_prompt(shared: Command) -> None:

@@ -76,12 +76,14 @@ def check(directory: Path) -> None:
 
 
 def kills(directory: Path, n: int) -> dict[str, int]:
-    """Kill writers at random moments, every second one while it writes, and check after each one."""
+    """Kill writers at random moments, every second one while it writes, one in four whatever it does, and
+    check after each one.
+    """
     rng, unfinished, kept = random.Random(7), 0, 0
     for i in range(n):
         child = fork(lambda: write_on(directory))
         ends = time.monotonic() + 1.0
-        while i % 2 and time.monotonic() < ends and not list(directory.glob(".*.tmp")):
+        while i % 4 and time.monotonic() < ends and not list(directory.glob(".*.tmp")):
             time.sleep(0.0005)
         time.sleep(rng.uniform(0.0, 0.01) if i % 2 else rng.uniform(0.001, 0.06))
         os.kill(child, signal.SIGKILL)

@@ -325,7 +325,8 @@ def _starting_with(start: str, words: Iterable[str]) -> Iterable[Completion]:
 
 
 _PALETTE = (
-    ("magenta", "35"), ("cyan", "36"), ("blue", "34"), ("green", "32"), ("yellow", "33"), ("red", "31"),
+    ("magenta", "35"), ("red", "31"), ("cyan", "36"), ("blue", "34"), ("light blue", "94"), ("green", "32"),
+    ("yellow", "33"),
 )  # fmt: skip
 COLOURS = dict(zip(SOURCE_LABELS, cycle(_PALETTE), strict=False))  # by the source of a token
 _DIM = "2"
