@@ -36,7 +36,7 @@ def forks(*arguments: object) -> dict[str, Any]:
 def test_a_hundred_writers_killed_at_random_moments_leave_only_whole_states(tmp_path: Path) -> None:
     found = forks("kills", tmp_path / "p", 100)
     assert found["unfinished"] >= 2, "some were killed while they wrote"
-    assert found["kept"] >= 20, "there was something to check; a slow machine writes less before it is killed"
+    assert found["kept"] >= 100
 
 
 def test_several_processes_share_a_directory(tmp_path: Path) -> None:

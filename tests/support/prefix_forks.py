@@ -76,11 +76,13 @@ def check(directory: Path) -> None:
 
 
 def kills(directory: Path, n: int) -> dict[str, int]:
-    """Kill writers at random moments, every second one while it writes, one in four whatever it does, and
-    check after each one.
+    """Kill n writers at random moments, and more (3 n at most) until n states were checked: every second one
+    while it writes, one in four whatever it does. Check after each one.
     """
     rng, unfinished, kept = random.Random(7), 0, 0
-    for i in range(n):
+    for i in range(4 * n):
+        if i >= n and kept >= n:
+            break
         child = fork(lambda: write_on(directory))
         ends = time.monotonic() + 1.0
         while i % 4 and time.monotonic() < ends and not list(directory.glob(".*.tmp")):
