@@ -9,7 +9,7 @@ from typer import TyperException
 
 from specllama.cli.app import app, outcome
 from specllama.cli.llama_cpp_flags import _HINTS, without_them
-from specllama.config.options import CHAT, RUN, SERVE
+from specllama.config.options import CHAT, EMBED, RUN, SERVE
 from specllama.errors import UsageError
 from tests.support.command import Command, assert_error
 
@@ -119,8 +119,8 @@ def test_harmless_flags_of_llama_cpp_are_left_out() -> None:
     assert kept == ["run", "-p", "--color", "-n", "3", "--", "--color"]
     assert dropped == ["--color", "--no-perf", "-lv", "--jinja", "--color"]
     assert without_them(["pull", "--color"], RUN) == (["pull", "--color"], [])
-    with pytest.raises(UsageError, match="--samplers"):
-        without_them(["serve", "--samplers", "top_k"], RUN)
+    with pytest.raises(UsageError, match="--override-kv"):
+        without_them(["serve", "--override-kv", "key=int:1"], RUN)
 
 
 def test_list_shows_the_models_on_disk(shared: Command) -> None:
@@ -132,14 +132,16 @@ def test_list_shows_the_models_on_disk(shared: Command) -> None:
 
 
 def test_every_flag_without_a_counterpart_has_a_sentence() -> None:
-    known = {flag for option in (*RUN, *SERVE, *CHAT) for flag in option.flags}
+    known = {flag for option in (*RUN, *SERVE, *CHAT, *EMBED) for flag in option.flags}
+    of_serve, of_run = ({flag for option in options for flag in option.flags} for options in (SERVE, RUN))
     assert len(_HINTS) > 150
-    assert known.isdisjoint(_HINTS)
     for flag, hint in _HINTS.items():
         named = re.findall(r"(?<![\w-])--?[a-z][a-z-]*", hint) if "llama-server" not in hint else []
         assert set(named) - {"--json"} <= known, (flag, hint)
+        command, options = ("run", RUN) if flag in of_serve else ("serve", SERVE)
+        assert flag not in of_serve & of_run, f"every command has {flag}"
         with pytest.raises(UsageError, match=re.escape(hint[:20])):
-            without_them(["serve", f"{flag}=1"], SERVE)
+            without_them([command, f"{flag}=1"], options)
 
 
 def test_the_nearest_flag_comes_first_and_silly_ones_not_at_all() -> None:

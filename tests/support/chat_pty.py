@@ -100,6 +100,17 @@ class Terminal:
         self._at = found.end()
         return found
 
+    def interrupt(self, pattern: str) -> None:
+        """Ctrl-C, and once more where nothing came of it: a signal just before a program that is no editor
+        begins to read is handled when the read ends, as with input() of Python.
+        """
+        for _ in range(4):
+            self.type(CTRL_C)
+            with contextlib.suppress(AssertionError):
+                self.expect(pattern, SECONDS / 4)
+                return
+        self.expect(pattern, 1)
+
     def ask(self, line: str, seconds: float = SECONDS) -> re.Match[str]:
         """Send a message at the prompt and wait for the line below its answer."""
         self.enter(line)
