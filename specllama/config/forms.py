@@ -6,16 +6,46 @@ options that set a field. Reads templates; of other files only whether they exis
 
 from __future__ import annotations
 
+import functools
 import os
 import re
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
-from specllama.config.named_templates import named_template
 from specllama.config.text_file import expanded, read_text
 from specllama.errors import NotFoundError, UsageError, option, quoted
 from specllama.option import Form, of_kind
 from specllama.rpc import endpoints
+
+# Chat templates by the names that llama.cpp gives them.
+
+
+_NAME = re.compile(r"[a-z][a-z0-9._-]{0,31}")
+
+
+@functools.cache
+def named_templates() -> Mapping[str, str]:
+    """The template of each name."""
+    return tomllib.loads(Path(__file__).with_name("chat_templates.toml").read_text("utf-8"))
+
+
+def named_template(given: str) -> str:
+    """The template that is meant: the given one, or the one of this name. Raises UsageError for other names.
+
+    No template is a single word: it would show no messages.
+    """
+    if not _NAME.fullmatch(given):
+        return given
+    if given not in named_templates():
+        raise UsageError(
+            f"{option('chat_template')}: {given!r} is no template, and no name of one: "
+            f"{', '.join(named_templates())}",
+            f"give the template itself, in a file with {option('chat_template_file')}, or none at all",
+        )
+    return named_templates()[given]
+
 
 # Backslash escapes in texts of a command line, as llama.cpp processes them.
 

@@ -9,11 +9,13 @@ from __future__ import annotations
 import math
 import re
 import struct
+import tomllib
 from array import array
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,10 +23,7 @@ from numpy.typing import NDArray
 from specllama.errors import GGUFError
 from specllama.gguf.source import DOWNLOAD_AGAIN, GGUFSource, Window, foreign_format
 
-# Sizes of tensor types and names of file types: the tables of ggml.h, ggml-common.h and llama.h.
-
-
-QK_K = 256  # elements of a K-quant block
+_TABLE: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
 
 
 class GGMLType(NamedTuple):
@@ -35,67 +34,14 @@ class GGMLType(NamedTuple):
     block_bytes: int
 
 
-GGML_TYPES: dict[int, GGMLType] = {
-    0: GGMLType("F32", 1, 4),
-    1: GGMLType("F16", 1, 2),
-    2: GGMLType("Q4_0", 32, 18),
-    3: GGMLType("Q4_1", 32, 20),
-    6: GGMLType("Q5_0", 32, 22),
-    7: GGMLType("Q5_1", 32, 24),
-    8: GGMLType("Q8_0", 32, 34),
-    9: GGMLType("Q8_1", 32, 36),
-    10: GGMLType("Q2_K", QK_K, 84),
-    11: GGMLType("Q3_K", QK_K, 110),
-    12: GGMLType("Q4_K", QK_K, 144),
-    13: GGMLType("Q5_K", QK_K, 176),
-    14: GGMLType("Q6_K", QK_K, 210),
-    15: GGMLType("Q8_K", QK_K, 292),
-    16: GGMLType("IQ2_XXS", QK_K, 66),
-    17: GGMLType("IQ2_XS", QK_K, 74),
-    18: GGMLType("IQ3_XXS", QK_K, 98),
-    19: GGMLType("IQ1_S", QK_K, 50),
-    20: GGMLType("IQ4_NL", 32, 18),
-    21: GGMLType("IQ3_S", QK_K, 110),
-    22: GGMLType("IQ2_S", QK_K, 82),
-    23: GGMLType("IQ4_XS", QK_K, 136),
-    24: GGMLType("I8", 1, 1),
-    25: GGMLType("I16", 1, 2),
-    26: GGMLType("I32", 1, 4),
-    27: GGMLType("I64", 1, 8),
-    28: GGMLType("F64", 1, 8),
-    29: GGMLType("IQ1_M", QK_K, 56),
-    30: GGMLType("BF16", 1, 2),
-    34: GGMLType("TQ1_0", QK_K, 54),
-    35: GGMLType("TQ2_0", QK_K, 66),
-    39: GGMLType("MXFP4", 32, 17),
-    40: GGMLType("NVFP4", 64, 36),
-    41: GGMLType("Q1_0", 128, 18),
-    42: GGMLType("Q2_0", 64, 18),
-}
-
-
-def _by_code(table: str) -> dict[int, str]:
-    """Names by their codes, from words of the form name:code."""
-    return {int(code): name for name, _, code in (word.partition(":") for word in table.split())}
-
-
-# Types that llama.cpp no longer reads, by id.
-REMOVED_TYPES = _by_code(
-    "Q4_2:4 Q4_3:5 Q4_0_4_4:31 Q4_0_4_8:32 Q4_0_8_8:33 IQ4_NL_4_4:36 IQ4_NL_4_8:37 IQ4_NL_8_8:38"
+GGML_TYPES: dict[int, GGMLType] = {n: GGMLType(name, *block) for name, (n, *block) in _TABLE["types"].items()}
+REMOVED_TYPES, FILE_TYPES = (
+    {number: name for name, number in _TABLE[key].items()} for key in ("removed_types", "file_types")
 )
-
 TYPE_BY_NAME: dict[str, GGMLType] = {t.name.lower(): t for t in GGML_TYPES.values()}
 TYPE_NUMBERS: dict[str, int] = {t.name: number for number, t in GGML_TYPES.items()}
 # Tensor types that ggml multiplies with nothing: it crashes.
 NOT_MULTIPLIED = frozenset(("Q8_1", "Q8_K", "I8", "I16", "I32", "I64", "F64"))
-
-# `general.file_type`, llama_ftype in llama.h.
-FILE_TYPES = _by_code("""
-    F32:0 F16:1 Q4_0:2 Q4_1:3 Q8_0:7 Q5_0:8 Q5_1:9 Q2_K:10 Q3_K_S:11 Q3_K_M:12 Q3_K_L:13 Q4_K_S:14 Q4_K_M:15
-    Q5_K_S:16 Q5_K_M:17 Q6_K:18 IQ2_XXS:19 IQ2_XS:20 Q2_K_S:21 IQ3_XS:22 IQ3_XXS:23 IQ1_S:24 IQ4_NL:25
-    IQ3_S:26 IQ3_M:27 IQ2_S:28 IQ2_M:29 IQ4_XS:30 IQ1_M:31 BF16:32 TQ1_0:36 TQ2_0:37 MXFP4_MOE:38 NVFP4:39
-    Q1_0:40 Q2_0:41
-""")
 
 FILE_TYPE_GUESSED = 1024  # flag in general.file_type: the converter guessed
 
@@ -433,62 +379,11 @@ def _placed(w: Window, tensors: list[tuple[TensorInfo, int]], alignment: int) ->
 # Value types and greatest lengths of the metadata keys that specllama uses or llama.cpp requires.
 
 
-_LIST_OR_NUMBER = ("u32", "arr[u32]", "arr[i32]")
-_SPECIAL = (
-    "bos eos eot eom unknown padding seperator mask prefix suffix middle "
-    "fim_pre fim_suf fim_mid fim_pad fim_rep fim_sep"
-)
-_TYPES: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(("general.architecture", "general.name", "tokenizer.chat_template"), ("str",)),
-    **dict.fromkeys(("general.alignment", "general.file_type"), ("u32",)),
-    **dict.fromkeys(("split.no", "split.count"), ("u16",)),
-    "split.tensors.count": ("i32",),
-    **dict.fromkeys(("tokenizer.ggml.model", "tokenizer.ggml.pre"), ("str",)),
-    **dict.fromkeys(("tokenizer.ggml.tokens", "tokenizer.ggml.merges"), ("arr[str]",)),
-    "tokenizer.ggml.scores": ("arr[f32]", "arr[i32]"),
-    "tokenizer.ggml.token_type": ("arr[i32]",),
-    **{f"tokenizer.ggml.{t}_token_id": ("u32",) for t in _SPECIAL.split()},
-    "tokenizer.ggml.suppress_tokens": ("arr[i32]",),
-    **{f"tokenizer.ggml.add_{t}_token": ("bool",) for t in ("bos", "eos", "sep")},
-    # of files that `specllama trim` wrote, see trimmed.py
-    **{f"specllama.trim.{name}": ("u32",) for name in ("version", "n_vocab")},
-    "specllama.trim.ids": ("arr[i32]",),
-    **{f"specllama.trim.{name}": ("str",) for name in ("source", "source_sha256", "embeddings_type")},
-    **{
-        f"specllama.trim.{name}": ("u64",)
-        for name in ("source_bytes", "embeddings_offset", "embeddings_bytes")
-    },
-    **{f"specllama.trim.{name}": ("f32",) for name in ("embeddings_scale", "coverage")},
-}
-_ARCH_TYPES: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(
-        (
-            *("context_length", "embedding_length", "block_count", "vocab_size"),
-            *("expert_count", "expert_group_count", "expert_group_used_count"),
-        ),
-        ("u32",),
-    ),
-    **dict.fromkeys(
-        ("feed_forward_length", "attention.head_count", "attention.head_count_kv"), _LIST_OR_NUMBER
-    ),
-    "expert_used_count": _LIST_OR_NUMBER,
-    "rope.scaling.type": ("str",),
-    **dict.fromkeys(("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"), ("f32",)),
-    **{f"attention.{n}_length{tail}": ("u32",) for n in ("key", "value") for tail in ("", "_swa", "_mla")},
-    **{
-        f"ssm.{n}": ("u32",)
-        for n in ("conv_kernel", "inner_size", "state_size", "time_step_rank", "group_count")
-    },
-    **dict.fromkeys(("nextn_predict_layers", "attention.shared_kv_layers", "wkv.head_size"), ("u32",)),
-    "target_layers": ("arr[i32]", "arr[u32]"),
-    **dict.fromkeys(("target_hidden_size", "embedding_length_out", "block_size"), ("u32",)),
-    **dict.fromkeys(("selector_top_k", "selector_rank", "conv_kernel_size", "conv_group_size"), ("u32",)),
-    **dict.fromkeys(("norm_before_residual", "norm_before_fc", "sample_from_anchor"), ("bool",)),
-    **dict.fromkeys(
-        ("token_shift_count", "shortconv.l_cache", "kda.head_dim", "full_attention_interval"), ("u32",)
-    ),
-}
+def _kinds(table: dict[str, str]) -> dict[str, tuple[str, ...]]:
+    return {key: tuple(kinds.split()) for kinds, keys in table.items() for key in keys.split()}
 
+
+_TYPES, _ARCH_TYPES = _kinds(_TABLE["keys"]), _kinds(_TABLE["architecture_keys"])
 MAX_TOKENS, MAX_TOKEN_BYTES = 1 << 19, 16 << 20  # twice the largest known vocabulary; of all texts together
 MAX_TEMPLATE_BYTES, MAX_TEXT_BYTES = 1 << 20, 64 << 10
 _ARCHITECTURE = re.compile(r"[\w.-]{0,64}", re.ASCII)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from specllama.errors import GGUFError, UsageError, option
 from specllama.gguf import check
-from specllama.gguf.architectures import ARCHITECTURES
-from specllama.gguf.embedders import file_pooling, is_embedder, may_rank
+from specllama.gguf.architectures import ARCHITECTURES, file_pooling, is_embedder, may_rank
 from specllama.gguf.header import Header, tensor_names
 from specllama.gguf.trimmed import read_trim
 from specllama.heads import HEAD_ARCHITECTURES, damaged_head, is_head_file, read_head

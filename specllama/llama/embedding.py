@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from specllama.core.interfaces import BatchRow, DecodeError
 from specllama.errors import ResourceError, option
-from specllama.gguf.embedders import POOLING_TYPES
+from specllama.gguf.architectures import POOLING_TYPES
 from specllama.llama.batches import DecodeLimits, LimitError, TokenBatch
 from specllama.llama.library import llama, log
 from specllama.llama.model import LlamaModel, context_params

@@ -158,7 +158,7 @@ def check(
 
     Raises GGUFError, UsageError or IncompatiblePairError for what cannot be run; with `force` only warns.
     """
-    from specllama.gguf.embedders import is_embedder
+    from specllama.gguf.architectures import is_embedder
     from specllama.heads.check import check_draft, check_embedder, check_model
     from specllama.pair.overlap import check_translated
 

@@ -24,7 +24,7 @@ from specllama.config.load import LoadSettings
 from specllama.core.interfaces import DecodeError
 from specllama.core.sampling.params import SamplingParams
 from specllama.errors import ContextLengthError, EngineError, Note, SpecllamaError, UsageError, option
-from specllama.gguf.embedders import computed_at_once, is_embedder, may_shorten, pooling_of
+from specllama.gguf.architectures import computed_at_once, is_embedder, may_shorten, pooling_of
 from specllama.gguf.header import Header, read_model
 from specllama.heads.check import check_embedder
 from specllama.llama.embedding import MAX_TEXTS, EmbeddingContext, normalised, ranking_ids

@@ -8,7 +8,7 @@ import pytest
 from typer import TyperException
 
 from specllama.cli.app import app, outcome
-from specllama.cli.llama_cpp_flags import _HINTS, without_them
+from specllama.cli.llama_cpp_flags import hints, without_them
 from specllama.config.options import CHAT, EMBED, RUN, SERVE
 from specllama.errors import UsageError
 from tests.support.command import Command, assert_error
@@ -134,8 +134,8 @@ def test_list_shows_the_models_on_disk(shared: Command) -> None:
 def test_every_flag_without_a_counterpart_has_a_sentence() -> None:
     known = {flag for option in (*RUN, *SERVE, *CHAT, *EMBED) for flag in option.flags}
     of_serve, of_run = ({flag for option in options for flag in option.flags} for options in (SERVE, RUN))
-    assert len(_HINTS) > 150
-    for flag, hint in _HINTS.items():
+    assert len(hints()) > 150
+    for flag, hint in hints().items():
         named = re.findall(r"(?<![\w-])--?[a-z][a-z-]*", hint) if "llama-server" not in hint else []
         assert set(named) - {"--json"} <= known, (flag, hint)
         command, options = ("run", RUN) if flag in of_serve else ("serve", SERVE)

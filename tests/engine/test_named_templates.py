@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import llama_cpp  # noqa: TID251 - it is the reference
 import pytest
 
-from specllama.config.named_templates import NAMES, named_template
+from specllama.config.forms import named_template, named_templates
 from specllama.text.chat_template import ChatTemplate
 
 SYSTEM = {"role": "system", "content": " Be brief.\n"}
@@ -34,7 +34,7 @@ def of_llama_cpp(name: str, messages: Sequence[Mapping[str, str]], answer: bool)
     return text.raw[:n].decode()
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", named_templates())
 def test_the_text_is_that_of_llama_cpp(name: str) -> None:
     template = ChatTemplate(named_template(name))
     for messages in CONVERSATIONS:

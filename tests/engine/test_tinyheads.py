@@ -160,7 +160,7 @@ def test_noise_and_shortened_vocabularies_cost_some_of_the_acceptance(tmp_path: 
 
 
 def test_targets_that_do_not_hand_out_their_layers_end_the_process(tmp_path: Path) -> None:
-    """If this fails, llama.cpp has learnt it: `LAYER_INPUTS` of gguf/architectures.py can grow."""
+    """If this fails, llama.cpp has learnt it: `layer_inputs` of gguf/architectures.toml can grow."""
     target = tinygguf.gemma3(tmp_path / "t.gguf")
     assert "gemma3" not in LAYER_INPUTS
     with pytest.raises(AssertionError, match="layer input tensor is null"):

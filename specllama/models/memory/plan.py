@@ -14,8 +14,7 @@ from typing import Any
 from specllama.config.defaults import N_CTX_DEFAULT
 from specllama.config.load import ALL_LAYERS, AUTO, LoadSettings, ModelSettings
 from specllama.errors import ResourceError, UsageError, option
-from specllama.gguf.architectures import ENCODERS
-from specllama.gguf.embedders import computed_at_once, pooling_of
+from specllama.gguf.architectures import ENCODERS, computed_at_once, pooling_of
 from specllama.gguf.header import Header
 from specllama.gguf.parse import TYPE_BY_NAME
 from specllama.heads import HEAD_ARCHITECTURES, file_head

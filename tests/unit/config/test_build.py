@@ -9,8 +9,8 @@ import pytest
 
 from specllama.config import build
 from specllama.config.defaults import DRAFTERS
+from specllama.config.forms import named_template
 from specllama.config.load import ALL_LAYERS, AUTO, LoadSettings, ModelSettings
-from specllama.config.named_templates import named_template
 from specllama.config.options import as_argument, as_flag
 from specllama.config.sources import Values
 from specllama.config.text_file import read_text

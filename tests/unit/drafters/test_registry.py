@@ -135,14 +135,12 @@ COMPARED = re.compile(
 
 
 def test_no_code_compares_a_drafters_name() -> None:
-    """Code outside drafters/ uses capabilities. `config/options.py` compares the option `model`, a
-    chat template in `config/named_templates.py` the role.
-    """
+    """Code outside drafters/ uses capabilities. `config/options.py` compares the option `model`."""
     root = Path(specllama.__file__).parent
     comparisons = [
         f"{file.relative_to(root)}: {line.strip()}"
         for file in sorted(root.rglob("*.py"))
-        if root / "drafters" not in file.parents and file.name not in ("options.py", "named_templates.py")
+        if root / "drafters" not in file.parents and file.name != "options.py"
         for line in file.read_text().splitlines()
         if COMPARED.search(line)
     ]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from specllama.errors import GGUFError, UsageError
-from specllama.gguf.embedders import computed_at_once, file_pooling, is_embedder, may_shorten, pooling_of
+from specllama.gguf.architectures import computed_at_once, file_pooling, is_embedder, may_shorten, pooling_of
 from specllama.gguf.header import Header
 from specllama.gguf.parse import TensorInfo
 from specllama.heads.check import check_embedder
