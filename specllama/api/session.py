@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import queue
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import IO, Any
@@ -158,13 +157,13 @@ class Tokenizer:
         if not isinstance(text, str):
             raise UsageError(f"encode takes a text, not {type(text).__name__}")
         parts = self._ask(protocol.Tokenize(-1, text, add_special_tokens))
-        return [i for part in parts if isinstance(part, protocol.Tokenized) for i in part.ids]
+        return [i for part in parts for i in part.ids]
 
     def decode(self, ids: int | Sequence[int], skip_special_tokens: bool = False) -> str:
         """The text of ids. Raises UsageError."""
         ids = token_ids([ids] if isinstance(ids, int) else ids) if isinstance(ids, int) or len(ids) else ()
         parts = self._ask(protocol.Detokenize(-1, list(ids), skip_special_tokens))
-        return "".join(part.text for part in parts if isinstance(part, protocol.Detokenized))
+        return "".join(part.text for part in parts)
 
     def apply_chat_template(
         self,
@@ -183,22 +182,14 @@ class Tokenizer:
         given = conversation(messages).messages or []
         chat = protocol.ChatInput(given, template_variables(variables), history.tools(tools))
         parts = self._ask(protocol.Render(-1, chat))
-        text = "".join(part.prompt for part in parts if isinstance(part, protocol.Rendered))
+        text = "".join(part.text for part in parts)
         return self.encode(text, False) if tokenize else text
 
     def _id(self, text: str) -> int | None:
         ids = self.encode(text, False)
         return ids[0] if len(ids) == 1 else None
 
-    def _ask(self, question: protocol.Tokenize | protocol.Detokenize | protocol.Render) -> list[object]:
+    def _ask(self, question: protocol.Tokenize | protocol.Detokenize | protocol.Render) -> list[Any]:
         """The parts of the answer. Raises the engine's error."""
-        client, parts = self._engine.client(), list[object]()
-        inbox: queue.SimpleQueue[protocol.Message | SpecllamaError] = queue.SimpleQueue()
-        client.submit(replace(question, id=client.next_id()), inbox.put)
-        while True:
-            part = inbox.get()
-            if isinstance(part, SpecllamaError):
-                raise part
-            parts.append(part)
-            if not getattr(part, "more", False):
-                return parts
+        client = self._engine.client()
+        return client.ask(replace(question, id=client.next_id()))

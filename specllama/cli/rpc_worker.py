@@ -12,8 +12,8 @@ from specllama import rpc
 from specllama.cli import console
 from specllama.cli.answer import engine_log
 from specllama.cli.options import checked_threads
-from specllama.client import protocol
 from specllama.client.client import EngineClient
+from specllama.client.tune_messages import Serve, Serving
 from specllama.config.store import cache_dir
 from specllama.errors import UsageError
 from specllama.json_types import JsonObject
@@ -51,7 +51,7 @@ def rpc_worker(given: Mapping[str, Any]) -> int:
         client.wait()
 
 
-def _request(given: Mapping[str, Any]) -> protocol.Serve:
+def _request(given: Mapping[str, Any]) -> Serve:
     """The request of a command line. Raises UsageError, ResourceError."""
     n_threads, memory = checked_threads(given), given.get("memory", 0.0)
     if "memory" in given and not (math.isfinite(memory) and 0 < memory < 1e9):
@@ -60,10 +60,10 @@ def _request(given: Mapping[str, Any]) -> protocol.Serve:
     host, port = rpc.listen_address(given.get("host", "127.0.0.1"), given.get("port", rpc.PORT))
     cache = str(cache_dir() / "rpc" / f"{host}-{port}") if given.get("cache") else ""
     address = f"{host}:{port}"
-    return protocol.Serve(address, devices, n_threads, int(memory * 1e9), cache, given.get("verbose", False))
+    return Serve(address, devices, n_threads, int(memory * 1e9), cache, given.get("verbose", False))
 
 
-def _object(serving: protocol.Serving) -> JsonObject:
+def _object(serving: Serving) -> JsonObject:
     devices = [
         {"name": d.name, "description": d.description, "free": d.free, "total": d.total}
         for d in serving.devices
@@ -71,7 +71,7 @@ def _object(serving: protocol.Serving) -> JsonObject:
     return {**asdict(serving), "devices": devices}
 
 
-def _lines(serving: protocol.Serving) -> list[str]:
+def _lines(serving: Serving) -> list[str]:
     """The devices that the worker serves, and how to use it."""
     lines = [f"RPC worker at {serving.endpoint}, protocol {serving.protocol}; Ctrl-C ends it"]
     for d in serving.devices:

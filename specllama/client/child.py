@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from typing import IO, TYPE_CHECKING
 
 from specllama.client import protocol
+from specllama.client.tune_messages import Heartbeat
 from specllama.clock import ended, running_time, wait_until
 from specllama.errors import EngineDiedError, EngineError, SpecllamaError
 from specllama.processor_time import WorkMeter, exits, of_tree
@@ -213,7 +214,7 @@ class EngineProcess:
         try:
             for line in self._lines.add(data):
                 message = protocol.decode(line)
-                if not isinstance(message, protocol.Heartbeat):
+                if not isinstance(message, Heartbeat):
                     self._on_message(message)
                 elif message.busy_for > message.allowed:
                     self._kill(

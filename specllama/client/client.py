@@ -12,12 +12,26 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import IO, TYPE_CHECKING, NoReturn, TypeVar
+from typing import IO, TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from specllama.client import protocol
 from specllama.client.child import WITHOUT_KERNELS, EngineProcess
 from specllama.client.model_info import BuildInfo, LoadInfo
-from specllama.client.tune_messages import Trim, Trimmed, Tune, Tuned
+from specllama.client.tune_messages import (
+    Calibrate,
+    Calibrated,
+    Configure,
+    Configured,
+    Inspect,
+    Inspected,
+    Loading,
+    Serve,
+    Serving,
+    Trim,
+    Trimmed,
+    Tune,
+    Tuned,
+)
 from specllama.config.load import LoadSettings
 from specllama.config.options import as_flag
 from specllama.errors import OptionNames, SpecllamaError, UsageError, with_option_names
@@ -127,9 +141,9 @@ class EngineClient:
         order = protocol.Load(settings, verbose, measure_when_idle, open_draft, *more)
         return self._control(order, protocol.Ready, progress).info.with_option_names(self._option_names)
 
-    def calibrate(self, seconds: float = 1.0) -> protocol.Calibrated:
+    def calibrate(self, seconds: float = 1.0) -> Calibrated:
         """Let the idle engine measure what is missing in its profile, for about `seconds`."""
-        return self._control(protocol.Calibrate(seconds), protocol.Calibrated)
+        return self._control(Calibrate(seconds), Calibrated)
 
     def configure(
         self,
@@ -143,19 +157,19 @@ class EngineClient:
 
         Raises UsageError for impossible settings, EngineError if the engine is busy.
         """
-        self._control(protocol.Configure(draft_max, draft_min, draft_p_min, runs_models), protocol.Configured)
+        self._control(Configure(draft_max, draft_min, draft_p_min, runs_models), Configured)
 
     def inspect(self) -> BuildInfo:
         """The version, features and devices of this build of llama.cpp."""
-        return self._control(protocol.Inspect(), protocol.Inspected).build
+        return self._control(Inspect(), Inspected).build
 
-    def serve(self, request: protocol.Serve) -> protocol.Serving:
+    def serve(self, request: Serve) -> Serving:
         """Make the process an RPC worker until it ends. Returns what it serves, once it listens.
 
         Raises UsageError for unknown devices, ResourceError if it cannot listen, EngineError if llama.cpp was
         built without RPC.
         """
-        return self._control(request, protocol.Serving)
+        return self._control(request, Serving)
 
     def trim(self, request: Trim, progress: Callable[[str, float], None] | None = None) -> Trimmed:
         """Write a trimmed draft. progress: gets what is done, and its share. Raises what worker/trim does."""
@@ -190,28 +204,22 @@ class EngineClient:
 
         Raises UsageError and others before the first message, EngineError if decoding fails.
         """
-        return self._events(request, protocol.Done)
+        return self._events(request)
 
     def tune(self, request: Tune) -> Iterator[protocol.Message]:
         """Yields Tuning …, TuneMeasurement …, finally Tuned. Closing the iterator cancels the request.
 
         Raises EngineError and others, before the first message or in between.
         """
-        return self._events(request, Tuned)
+        return self._events(request)
+
+    def ask(self, question: protocol.Question) -> list[Any]:
+        """The parts of the answer to a question. Raises what it fails with."""
+        return [*self._events(question)]
 
     def embed(self, request: protocol.Embed) -> list[protocol.TextVectors]:
         """The vectors or scores of all texts of a request, in order. Raises what it fails with."""
-        inbox, items = _Inbox(), list[protocol.TextVectors]()
-        submission = self.submit(request, inbox.put)
-        try:
-            while True:
-                message = _checked(inbox.get())
-                assert isinstance(message, protocol.Embedded)
-                items += message.items
-                if not message.more:
-                    return sorted(items)
-        finally:
-            submission.discard()
+        return sorted(item for part in self.ask(request) for item in part.items)
 
     def next_id(self) -> int:
         """An id for a request, unique in this client."""
@@ -237,16 +245,14 @@ class EngineClient:
         """End the process: close its stdin, on which it exits, and kill it if it does not."""
         self._child.close()
 
-    def _events(
-        self, request: protocol.Generate | Tune, last: type[protocol.Message]
-    ) -> Iterator[protocol.Message]:
+    def _events(self, request: protocol.Generate | protocol.Question | Tune) -> Iterator[protocol.Message]:
         inbox = _Inbox()
         submission = self.submit(request, inbox.put)
         try:
             while True:
                 message = _checked(inbox.get())
                 yield message
-                if isinstance(message, last):
+                if _is_last(message):
                     return
         finally:
             submission.discard()
@@ -280,7 +286,7 @@ class EngineClient:
                     got = _checked(inbox.get())
                     if isinstance(got, answer):
                         return got
-                    if progress is not None and isinstance(got, protocol.Loading):
+                    if progress is not None and isinstance(got, Loading):
                         progress(got.model, got.share)
             finally:
                 self._pending.pop(None, None)
@@ -305,9 +311,7 @@ class EngineClient:
             self._handed_out()
 
     def _deliver(self, id_: int | None, message: protocol.Message | SpecllamaError) -> None:
-        ends = isinstance(message, (protocol.Done, Tuned, SpecllamaError))
-        ends = ends or (isinstance(message, protocol.Answer) and not message.more)
-        deliver = self._pending.pop(id_, None) if ends else self._pending.get(id_)
+        deliver = self._pending.pop(id_, None) if _is_last(message) else self._pending.get(id_)
         if deliver is not None:
             deliver(message)
 
@@ -322,6 +326,12 @@ class EngineClient:
             self._ended()
         if self._handed_out is not None:
             self._handed_out()
+
+
+def _is_last(message: protocol.Message | SpecllamaError) -> bool:
+    """Whether no other message of its request follows."""
+    ends = isinstance(message, (protocol.Done, Tuned, SpecllamaError))
+    return ends or (isinstance(message, protocol.Answer) and not message.more)
 
 
 def _checked(message: protocol.Message | SpecllamaError) -> protocol.Message:

@@ -1,5 +1,5 @@
 """The messages between a front and its engine process, one JSON object a line. Knows neither end.
-Descriptions of models are in model_info.py, the messages of `tune` and `trim` in tune_messages.py.
+Descriptions of models are in model_info.py, messages that ask for no text in tune_messages.py.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ import struct
 from base64 import b64decode
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple, get_args
+from typing import Literal, NamedTuple, get_args
 
 from specllama import wire
 from specllama.calls.tools import Tools
-from specllama.client.model_info import BuildInfo, DeviceInfo, LoadInfo
-from specllama.client.tune_messages import Trim, Trimmed, Tune, Tuned, TuneMeasurement, Tuning
+from specllama.client.model_info import LoadInfo
+from specllama.client.tune_messages import EngineCommand, EngineProgress, EngineResult
 from specllama.config.load import LoadSettings
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.stats import RunStats
@@ -221,61 +221,6 @@ class EndReasoning:
 
 
 @dataclass(frozen=True, slots=True)
-class Calibrate:
-    """To the engine, when idle: measure for at most `seconds` what is not known yet."""
-
-    seconds: float = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Configure:
-    """To the engine, when idle: draft in another way from now on (LoadSettings' draft_max, draft_min,
-    draft_p_min). runs_models: False leaves draft models and heads out.
-    """
-
-    draft_max: int | None = None
-    draft_min: int = 0
-    draft_p_min: float = 0.0
-    runs_models: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class Configured:
-    """From the engine: a Configure was carried out."""
-
-
-@dataclass(frozen=True, slots=True)
-class Inspect:
-    """To the engine: say what this build of llama.cpp is and can use; no model is needed."""
-
-
-@dataclass(frozen=True, slots=True)
-class Serve:
-    """To the engine: be an RPC worker from now on, and nothing else. address: IPv4:port. devices: names, none
-    for all GPUs or else the CPU. n_threads: 0 for the physical cores. memory: bytes that clients see at most,
-    0 for no limit. cache: a directory for what they send, "" for none.
-    """
-
-    address: str
-    devices: list[str] = field(default_factory=list)
-    n_threads: int = 0
-    memory: int = 0
-    cache: str = ""
-    verbose: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Serving:
-    """From the engine: it listens. protocol: its version; cache: the directory for tensors, None for none."""
-
-    endpoint: str
-    protocol: str
-    n_threads: int
-    devices: tuple[DeviceInfo, ...]
-    cache: str | None
-
-
-@dataclass(frozen=True, slots=True)
 class Tokenize:
     """To the engine: the ids of a text. with_pieces: each with its bytes."""
 
@@ -342,43 +287,21 @@ class GetSlots:
 
 
 @dataclass(frozen=True, slots=True)
-class SlotFile:
-    """The part of SaveSlot and RestoreSlot that names a slot, and a file as of prefix_disk/record.py.
-    owner, disk_scope: as in Generate.
+class SlotAction:
+    """To the engine: once a slot is idle, save what it has in its cache to a file, restore what such a file
+    holds in place of that, or erase it. path: of the file, as of prefix_disk/record.py. owner, disk_scope: as
+    in Generate; what another owner used last stays as it is, and counts as empty.
+
+    Answered by SlotDone. Fails with UsageError for a slot that there is not, and for a file that cannot be
+    used, after which the slot is empty; with EngineError for one that cannot be written.
     """
 
     id: int
     slot: int
-    path: str
+    action: Literal["save", "restore", "erase"]
+    path: str = ""
     owner: str = ""
     disk_scope: str = LOCAL
-
-
-@dataclass(frozen=True, slots=True)
-class SaveSlot(SlotFile):
-    """To the engine: write what a slot has in its cache to a file, once the slot is idle. A slot that another
-    owner used last is treated as an empty one. Answered by SlotDone; fails with UsageError for a slot that
-    there is not, EngineError for a file that cannot be written.
-    """
-
-
-@dataclass(frozen=True, slots=True)
-class RestoreSlot(SlotFile):
-    """To the engine: put what such a file holds into a slot, once the slot is idle, in place of what it has.
-    Fails with UsageError for a slot that there is not, and for a file that cannot be used, after which the
-    slot is empty.
-    """
-
-
-@dataclass(frozen=True, slots=True)
-class EraseSlot:
-    """To the engine: forget what a slot has in its cache, once the slot is idle. One that another owner used
-    last stays as it is, and counts as empty. Fails with UsageError for a slot that there is not.
-    """
-
-    id: int
-    slot: int
-    owner: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -407,20 +330,13 @@ class Tokenized:
 
 
 @dataclass(frozen=True, slots=True)
-class Detokenized:
-    """From the engine: the text of ids. more: as in Tokenized."""
+class QueriedText:
+    """From the engine: the text of ids, or the prompt that the chat template makes of messages. more: as in
+    Tokenized.
+    """
 
     id: int
     text: str
-    more: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Rendered:
-    """From the engine: the prompt that the chat template makes of messages. more: as in Tokenized."""
-
-    id: int
-    prompt: str
     more: bool = False
 
 
@@ -490,16 +406,6 @@ class Slots:
     n_states: int = 0
     state_bytes: int = 0
     more: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Loading:
-    """From the engine: the share of a model's file that is loaded. model: "target", "draft", or "kernels"
-    while specllama's kernels are compiled, which happens once; for Trim what is being done.
-    """
-
-    model: str
-    share: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -648,41 +554,12 @@ class Notice:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Calibrated:
-    """From the engine: what is known after a Calibrate. t1, epsilon: as in Done. unmeasured: whether another
-    one could measure more.
-    """
-
-    t1: float | None
-    epsilon: float | None
-    unmeasured: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Inspected:
-    """From the engine: the build of llama.cpp."""
-
-    build: BuildInfo
-
-
-@dataclass(frozen=True, slots=True)
-class Heartbeat:
-    """From the engine, every half second: how long the step at hand has run and how long it may, in
-    seconds.
-    """
-
-    busy_for: float
-    allowed: float
-
-
-SlotAction = SaveSlot | RestoreSlot | EraseSlot
 Question = Tokenize | Detokenize | Render | CountTokens | Embed | GetSlots | SlotAction
-Answer = Tokenized | Detokenized | Rendered | TokenCount | Embedded | Slots | SlotDone
+Answer = Tokenized | QueriedText | TokenCount | Embedded | Slots | SlotDone
 ToGeneration = Generate | Cancel | EndReasoning
-Command = Load | ToGeneration | Calibrate | Configure | Tune | Inspect | Serve | Trim | Question
-Progress = Loading | Started | Queued | Prefilled | Tokens | Tuning | TuneMeasurement | Notice | Heartbeat
-Result = Ready | Done | Failed | Tuned | Trimmed | Calibrated | Configured | Inspected | Serving | Answer
+Command = Load | ToGeneration | EngineCommand | Question
+Progress = Started | Queued | Prefilled | Tokens | Notice | EngineProgress
+Result = Ready | Done | Failed | EngineResult | Answer
 Message = Command | Progress | Result
 _KINDS: Mapping[str, type[Message]] = {kind.__name__: kind for kind in get_args(Message)}
 

@@ -1,10 +1,12 @@
-"""The messages of `tune` and `trim`: requests, parts of the results, and progress."""
+"""The messages of `tune`, `trim` and `rpc-worker`, and those about an engine as a whole: requests, parts of
+the results, and progress.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from specllama.client.model_info import ModelInfo
+from specllama.client.model_info import BuildInfo, DeviceInfo, ModelInfo
 from specllama.config.load import ModelSettings
 from specllama.core.replay.break_even import BreakEven
 from specllama.json_types import JsonObject
@@ -243,3 +245,104 @@ class Trimmed:
     verified: int
     difference: float | None
     exact_context: bool
+
+
+# Messages about an engine as a whole, and those of `rpc-worker`.
+
+
+@dataclass(frozen=True, slots=True)
+class Calibrate:
+    """To the engine, when idle: measure for at most `seconds` what is not known yet."""
+
+    seconds: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Calibrated:
+    """From the engine: what is known after a Calibrate. t1, epsilon: as in protocol.Done. unmeasured: whether
+    another one could measure more.
+    """
+
+    t1: float | None
+    epsilon: float | None
+    unmeasured: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Configure:
+    """To the engine, when idle: draft in another way from now on (LoadSettings' draft_max, draft_min,
+    draft_p_min). runs_models: False leaves draft models and heads out.
+    """
+
+    draft_max: int | None = None
+    draft_min: int = 0
+    draft_p_min: float = 0.0
+    runs_models: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Configured:
+    """From the engine: a Configure was carried out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Inspect:
+    """To the engine: say what this build of llama.cpp is and can use; no model is needed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Inspected:
+    """From the engine: the build of llama.cpp."""
+
+    build: BuildInfo
+
+
+@dataclass(frozen=True, slots=True)
+class Serve:
+    """To the engine: be an RPC worker from now on, and nothing else. address: IPv4:port. devices: names, none
+    for all GPUs or else the CPU. n_threads: 0 for the physical cores. memory: bytes that clients see at most,
+    0 for no limit. cache: a directory for what they send, "" for none.
+    """
+
+    address: str
+    devices: list[str] = field(default_factory=list)
+    n_threads: int = 0
+    memory: int = 0
+    cache: str = ""
+    verbose: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """From the engine: it listens. protocol: its version; cache: the directory for tensors, None for none."""
+
+    endpoint: str
+    protocol: str
+    n_threads: int
+    devices: tuple[DeviceInfo, ...]
+    cache: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Loading:
+    """From the engine: the share of a model's file that is loaded. model: "target", "draft", or "kernels"
+    while specllama's kernels are compiled, which happens once; for Trim what is being done.
+    """
+
+    model: str
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """From the engine, every half second: how long the step at hand has run and how long it may, in
+    seconds.
+    """
+
+    busy_for: float
+    allowed: float
+
+
+EngineCommand = Calibrate | Configure | Tune | Inspect | Serve | Trim
+EngineProgress = Loading | Tuning | TuneMeasurement | Heartbeat
+EngineResult = Tuned | Trimmed | Calibrated | Configured | Inspected | Serving

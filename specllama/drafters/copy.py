@@ -338,10 +338,16 @@ class CopyDrafter(Drafter, like=COPY):
         sampler: Sampler | None = None,  # noqa: ARG002
         mask: Mask | None = None,  # noqa: ARG002
     ) -> None:
-        """A sequence starts with these ids; they are indexed at the first `step`. The engine removes tokens
-        that a grammar does not allow.
+        """A sequence starts with these ids. The engine removes tokens that a grammar does not allow."""
+        self._texts.pop(seq_id, None)
+        if (text := self._text(seq_id, prompt)) is not None:
+            self._texts[seq_id] = text
+
+    def _text(self, seq_id: int, prompt: Sequence[int]) -> CopiedText | None:  # noqa: ARG002
+        """The text of a sequence that starts with these ids, which are indexed at the first `step`; None for
+        one that nothing is copied for.
         """
-        self._texts[seq_id] = CopiedText(TokenIndex(prompt))
+        return CopiedText(TokenIndex(prompt))
 
     def step(self, drafts: Mapping[int, Sequence[int]]) -> dict[int, Proposal]:
         """One more token for each sequence with a source to copy; see `Drafter.step`."""
@@ -350,29 +356,21 @@ class CopyDrafter(Drafter, like=COPY):
 
     def propose(self, seq_id: int, limit: int) -> list[Proposal]:
         """At most `limit` tokens of the copy, the first one with a second candidate if wanted."""
-        run = self._texts[seq_id].propose(limit)
+        if (text := self._texts.get(seq_id)) is None:
+            return []
+        run = text.propose(limit)
         if run and self.with_alternatives:
-            run[0] = run[0]._replace(other=self._texts[seq_id].other())
+            run[0] = run[0]._replace(other=text.other())
         return run
 
     def committed(self, seq_id: int, tokens: Sequence[int]) -> None:
         """The sequence continued with these ids; before the first `step` they are only queued."""
-        self._texts[seq_id].push(tokens)
+        if (text := self._texts.get(seq_id)) is not None:
+            text.push(tokens)
 
     def forget(self, seq_id: int) -> None:
         """The sequence ended; unknown ones are ignored."""
         self._texts.pop(seq_id, None)
-
-
-class OtherTextDrafter(CopyDrafter):
-    """A drafter that copies from other texts than the sequence's own, of which some sequences have none."""
-
-    def propose(self, seq_id: int, limit: int) -> list[Proposal]:
-        return super().propose(seq_id, limit) if seq_id in self._texts else []
-
-    def committed(self, seq_id: int, tokens: Sequence[int]) -> None:
-        if seq_id in self._texts:
-            super().committed(seq_id, tokens)
 
 
 def make(inputs: DrafterInputs) -> CopyDrafter:  # noqa: ARG001

@@ -10,15 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from specllama.core.interfaces import Mask, Sampler
 from specllama.drafters import CORPUS, HISTORY, DrafterInputs
-from specllama.drafters.copy import CopiedText, OtherTextDrafter
+from specllama.drafters.copy import CopiedText, CopyDrafter
 from specllama.drafters.ngrams import MAX_COMPARED, RequestHistory, Ring, RingIndex
 
 INDEXED_AT_START, INDEXED_PER_ROUND = 32768, 512  # most tokens indexed at the start, in 7 ms, and per round
 
 
-class HistoryDrafter(OtherTextDrafter, like=HISTORY):
+class HistoryDrafter(CopyDrafter, like=HISTORY):
     """Drafts from a request history, for all sequences; see the module. It adds no texts: whoever ends a
     request calls `RequestHistory.keep`.
     """
@@ -34,21 +33,14 @@ class HistoryDrafter(OtherTextDrafter, like=HISTORY):
     def set_scope(self, seq_id: int, scope: str | None) -> None:
         self._scopes[seq_id] = scope
 
-    def start(
-        self,
-        seq_id: int,
-        prompt: Sequence[int],
-        sampler: Sampler | None = None,  # noqa: ARG002
-        mask: Mask | None = None,  # noqa: ARG002
-    ) -> None:
-        """A sequence starts with these ids, of which only the last ones are used."""
-        self._texts.pop(seq_id, None)
+    def _text(self, seq_id: int, prompt: Sequence[int]) -> CopiedText | None:
+        """As in CopyDrafter; only the last ids are used."""
         scope = self._scopes.get(seq_id, "")
         if scope is None:
-            return
+            return None
         ring = self._rings[seq_id] = self.history.ring(scope)
         ring.index_pending(INDEXED_AT_START)
-        self._texts[seq_id] = CopiedText(RingIndex(ring, prompt[-MAX_COMPARED:]))
+        return CopiedText(RingIndex(ring, prompt[-MAX_COMPARED:]))
 
     def committed(self, seq_id: int, tokens: Sequence[int]) -> None:
         """The sequence continued with these ids."""

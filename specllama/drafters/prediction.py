@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from specllama.core.interfaces import Mask, Proposal, Sampler
+from specllama.core.interfaces import Proposal
 from specllama.drafters import PREDICTION, DrafterInputs
-from specllama.drafters.copy import CopiedText, Divergence, OtherTextDrafter
+from specllama.drafters.copy import CopiedText, CopyDrafter, Divergence
 from specllama.drafters.ngrams import MAX_COMPARED, N_CANDIDATES, N_GRAM, NO_TOKEN
 
 LEAST_CONFIDENCE = 0.3  # of a first token: with less, the prompt's own copies come first
@@ -93,7 +93,7 @@ class PredictedText(CopiedText):
         super()._diverge(divergence)
 
 
-class PredictionDrafter(OtherTextDrafter, like=PREDICTION):
+class PredictionDrafter(CopyDrafter, like=PREDICTION):
     """Drafts from the predictions of requests, for all sequences; see the module."""
 
     predicts = True
@@ -105,18 +105,10 @@ class PredictionDrafter(OtherTextDrafter, like=PREDICTION):
     def set_prediction(self, seq_id: int, prediction: Sequence[int], n_output: int) -> None:
         self._predictions[seq_id] = prediction, n_output
 
-    def start(
-        self,
-        seq_id: int,
-        prompt: Sequence[int],
-        sampler: Sampler | None = None,  # noqa: ARG002
-        mask: Mask | None = None,  # noqa: ARG002
-    ) -> None:
-        """A sequence starts with these ids, the last ones of which are output."""
-        self._texts.pop(seq_id, None)
+    def _text(self, seq_id: int, prompt: Sequence[int]) -> CopiedText | None:
+        """As in CopyDrafter; the last ids are output."""
         prediction, n_output = self._predictions.pop(seq_id, ((), 0))
-        if prediction:
-            self._texts[seq_id] = PredictedText(prediction, prompt[len(prompt) - n_output :])
+        return PredictedText(prediction, prompt[len(prompt) - n_output :]) if prediction else None
 
     def propose(self, seq_id: int, limit: int) -> list[Proposal]:
         run = super().propose(seq_id, limit)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from specllama.clock import running_time
 from specllama.config.load import MAX_THREADS
 from specllama.core.interfaces import BatchRow, DecodeError, NoRoomError
-from specllama.errors import ResourceError, UsageError, option
+from specllama.errors import UsageError
 from specllama.large_memory import MemoryReserve
 from specllama.llama.batches import (
     DecodeLimits,
@@ -30,7 +30,7 @@ from specllama.llama.batches import (
 )
 from specllama.llama.cell_order import order_cells
 from specllama.llama.library import llama, log
-from specllama.llama.model import LlamaModel, context_params
+from specllama.llama.model import LlamaModel, NativeContext, context_params
 
 # The sequences of a context that branches of drafts are decoded in.
 #
@@ -192,7 +192,7 @@ class FeatureOutput(Protocol):
         """The decode of these rows, and those of branches after them, is finished."""
 
 
-class LlamaContext:
+class LlamaContext(NativeContext):
     """A KV cache of `n_ctx` tokens over a model, shared by `n_seq_max` sequences; implements
     core.interfaces.Context, which documents the methods. n_outputs_max: most rows with logits in one decode.
     n_spare: cells beyond n_ctx. n_rs_seq: recurrent states kept per sequence for rollback; llama.cpp keeps
@@ -216,13 +216,7 @@ class LlamaContext:
         self.n_branches = 0 if why_no_branches(model) else n_branches
         n_seqs, n_rs_seq = n_seq_max + self.n_branches, n_rs_seq if model.has_state else 0
         params = context_params(s, n_ctx + n_spare, n_seqs, n_outputs_max, n_rs_seq)
-        log.clear()
-        self.handle = llama.llama_init_from_model(model.handle, params)
-        if not self.handle:
-            raise ResourceError(
-                f"llama.cpp cannot make a context of {n_ctx} tokens for {s.path}: {log.reason()}",
-                f"try a smaller context, {option('n_ctx', max(512, n_ctx // 2))}",
-            )
+        self.open(model, params, n_ctx)
         self.memory = llama.llama_get_memory(self.handle)
         if not self.memory:
             raise UsageError(f"{s.path} has no memory for generation; it is not a text model")
@@ -520,12 +514,6 @@ class LlamaContext:
         if not llama.llama_state_seq_set_data(self.handle, _pointer_to(saved), len(saved), seq_id):
             self._clear(seq_id)
         return self.n_past(seq_id)
-
-    def close(self) -> None:
-        """Free the cache."""
-        if self.handle:
-            llama.llama_free(self.handle)
-            self.handle = None
 
 
 def _pointer_to(memory: mmap.mmap | bytearray) -> Any:

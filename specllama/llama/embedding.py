@@ -13,16 +13,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specllama.core.interfaces import BatchRow, DecodeError
-from specllama.errors import ResourceError, option
 from specllama.gguf.architectures import POOLING_TYPES
 from specllama.llama.batches import DecodeLimits, LimitError, TokenBatch
 from specllama.llama.library import llama, log
-from specllama.llama.model import LlamaModel, context_params
+from specllama.llama.model import LlamaModel, NativeContext, context_params
 
 MAX_TEXTS = 64  # of a decode
 
 
-class EmbeddingContext:
+class EmbeddingContext(NativeContext):
     """Makes vectors with a model. n_ctx: tokens of the longest text. pooling: one of
     POOLING_TYPES. at_once: a text has to be computed in one decode; otherwise a long one is computed in parts
     of n_ubatch. Raises ResourceError if memory runs out.
@@ -41,13 +40,7 @@ class EmbeddingContext:
         params.n_outputs_max = params.n_outputs_max_per_seq = params.n_batch
         params.embeddings = True
         params.pooling_type = POOLING_TYPES.index(pooling)
-        log.clear()
-        self.handle = llama.llama_init_from_model(model.handle, params)
-        if not self.handle:
-            raise ResourceError(
-                f"llama.cpp cannot make a context of {n_ctx} tokens for {s.path}: {log.reason()}",
-                f"try a smaller context, {option('n_ctx', max(512, n_ctx // 2))}",
-            )
+        self.open(model, params, n_ctx)
         model.apply_lora(self.handle)
         self.n_ctx, self.n_rows = n_ctx, int(llama.llama_n_batch(self.handle))
         self.n_threads = params.n_threads
@@ -104,12 +97,6 @@ class EmbeddingContext:
             raise DecodeError("llama.cpp gave no vector")
         values = ctypes.cast(address, ctypes.POINTER(ctypes.c_float))
         return np.ctypeslib.as_array(values, (1, self.n_values)).astype(np.float32)
-
-    def close(self) -> None:
-        """Free the context."""
-        if self.handle:
-            llama.llama_free(self.handle)
-            self.handle = None
 
 
 def ranking_ids(model: LlamaModel, query: str, document: str) -> list[int]:

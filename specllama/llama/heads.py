@@ -25,7 +25,7 @@ from specllama.errors import ResourceError
 from specllama.llama.batches import FLOATS, DecodeLimits, EmbeddingBatch, get_logits
 from specllama.llama.context import LlamaContext
 from specllama.llama.library import ggml, llama, log
-from specllama.llama.model import LlamaModel, context_params
+from specllama.llama.model import LlamaModel, NativeContext, context_params
 
 # Functions of llama-ext.h, with which hidden states of a context are read.
 #
@@ -98,11 +98,9 @@ class NoTarget:
     n_threads_batch: int = 1
 
 
-def head_context(
-    model: LlamaModel, target: LlamaContext | NoTarget, n_ctx: int, *, nextn_layers: bool
-) -> Any:
-    """A llama_context for a head of the target. nextn_layers: llama.cpp runs it as layers for multi-token
-    prediction. Raises ResourceError if memory runs out.
+def head_params(model: LlamaModel, target: LlamaContext | NoTarget, n_ctx: int, *, nextn_layers: bool) -> Any:
+    """llama.cpp's parameters for the context of a head of the target. nextn_layers: llama.cpp runs it as
+    layers for multi-token prediction.
     """
     own, of_target = model.settings, target.model.settings
     params = context_params(own, n_ctx, target.n_seq_max, target.n_outputs_max, 0)
@@ -113,14 +111,19 @@ def head_context(
     params.swa_full, params.ctx_other = True, target.handle
     if nextn_layers:
         params.ctx_type = llama.LLAMA_CONTEXT_TYPE_MTP
-    log.clear()
-    handle = llama.llama_init_from_model(model.handle, params)
-    if not handle:
-        raise ResourceError(f"llama.cpp cannot make a context for the head: {log.reason()}")
-    return handle
+    return params
 
 
-class HeadContext:
+def _run(handle: Any, batch: EmbeddingBatch) -> None:
+    """Raises NoRoomError, DecodeError."""
+    result = llama.llama_decode(handle, batch.batch)
+    if result == 1:
+        raise NoRoomError
+    if result != 0:
+        raise DecodeError(f"llama_decode of the head returned {result}: {log.reason()}")
+
+
+class HeadContext(NativeContext):
     """The cache of a head and decodes in it; implements `DraftHead`, which documents the methods.
 
     model: the head's file, or the target's own model, loaded with its head. target: the context of the
@@ -145,7 +148,7 @@ class HeadContext:
     ) -> None:
         self.model, self.reads_target, self._encodes = model, reads_target, encodes
         self.n_seq_max, self.lag = target.n_seq_max, int(encodes)
-        self.handle = head_context(model, target, n_ctx, nextn_layers=not encodes)
+        self.open(model, head_params(model, target, n_ctx, nextn_layers=not encodes))
         self.memory = llama.llama_get_memory(self.handle)
         self.n_ctx = int(llama.llama_n_ctx(self.handle))
         # An encoder's batch must fit into one physical batch.
@@ -227,11 +230,7 @@ class HeadContext:
         row_specs = [(row.pos, row.seq_id, row.output or every) for row in rows]
         hidden = np.array([row.hidden for row in rows], np.float32)
         batch = EmbeddingBatch(self._limits, row_specs, [row.token for row in rows], hidden)
-        result = llama.llama_decode(self.handle, batch.batch)
-        if result == 1:
-            raise NoRoomError
-        if result != 0:
-            raise DecodeError(f"llama_decode of the head returned {result}: {log.reason()}")
+        _run(self.handle, batch)
         if not outputs:
             llama.llama_synchronize(self.handle)
             return np.zeros((0, self.n_vocab), np.float32), np.zeros((0, self._n_hidden), np.float32)
@@ -253,16 +252,14 @@ class HeadContext:
         """Free the caches."""
         for other in self.following:
             other.close()
-        if self.handle:
-            llama.llama_free(self.handle)
-            self.handle = None
+        super().close()
 
 
 # The context of a block drafter (DFlash, DFlash 2, DSpark): the target's features are put into its cache, and
 # one decode drafts a block of tokens.
 
 
-class BlockContext:
+class BlockContext(NativeContext):
     """Implements core.head_interfaces.BlockHead, which documents the methods.
 
     n_draft: tokens of a block. anchored: the row of the last token drafts the first of them; else the row
@@ -287,7 +284,7 @@ class BlockContext:
     ) -> None:
         self.n_draft, self._mask, self._top_k = n_draft, mask_id, top_k
         self._n_rows = n_draft if anchored else n_draft + 1
-        self.handle = head_context(model, target, n_ctx, nextn_layers=False)
+        self.open(model, head_params(model, target, n_ctx, nextn_layers=False))
         self.memory = llama.llama_get_memory(self.handle)
         self.n_ctx = int(llama.llama_n_ctx(self.handle))
         self.n_batch = int(llama.llama_n_ubatch(self.handle))
@@ -309,7 +306,7 @@ class BlockContext:
         for at in range(0, len(features), self.n_batch):
             part = features[at : at + self.n_batch]
             row_specs = [(first + at + i, seq_id, False) for i in range(len(part))]
-            self._decode(EmbeddingBatch(self._limits, row_specs, None, part))
+            _run(self.handle, EmbeddingBatch(self._limits, row_specs, None, part))
             llama.llama_synchronize(self.handle)
 
     def draft(self, last: Mapping[int, tuple[int, int]]) -> dict[int, DraftedBlock]:
@@ -324,7 +321,7 @@ class BlockContext:
         n, outputs = self._n_rows, not self._top_k
         row_specs = [(pos + i, seq, outputs) for seq, (_, pos) in last.items() for i in range(n)]
         tokens = [token if i == 0 else self._mask for token, _ in last.values() for i in range(n)]
-        self._decode(EmbeddingBatch(self._limits, row_specs, tokens, None))
+        _run(self.handle, EmbeddingBatch(self._limits, row_specs, tokens, None))
         if self._top_k:
             width, address = self._n_embd, ext.get_nextn(self.handle)
         else:
@@ -346,19 +343,6 @@ class BlockContext:
     def truncate(self, seq_id: int, pos: int) -> None:
         self._limits.check_seqs(seq_id, seq_id)
         llama.llama_memory_seq_rm(self.memory, seq_id, pos, -1)
-
-    def close(self) -> None:
-        """Free the cache."""
-        if self.handle:
-            llama.llama_free(self.handle)
-            self.handle = None
-
-    def _decode(self, batch: EmbeddingBatch) -> None:
-        result = llama.llama_decode(self.handle, batch.batch)
-        if result == 1:
-            raise NoRoomError
-        if result != 0:
-            raise DecodeError(f"llama_decode of the head returned {result}: {log.reason()}")
 
 
 # The hidden states that a target gives out for a head.

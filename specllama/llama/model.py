@@ -58,6 +58,27 @@ def context_params(
     return p
 
 
+class NativeContext:
+    """A llama_context, which `close` frees."""
+
+    handle: Any = None
+
+    def open(self, model: LlamaModel, params: llama.llama_context_params, n_ctx: int = 0) -> None:
+        """n_ctx: that was asked for, 0 for a head's. Raises ResourceError if memory runs out."""
+        log.clear()
+        self.handle = llama.llama_init_from_model(model.handle, params)
+        if not self.handle:
+            what = f"of {n_ctx} tokens for {model.settings.path}" if n_ctx else "for the head"
+            hint = f"try a smaller context, {option('n_ctx', max(512, n_ctx // 2))}" if n_ctx else ""
+            raise ResourceError(f"llama.cpp cannot make a context {what}: {log.reason()}", hint)
+
+    def close(self) -> None:
+        """Free the caches."""
+        if self.handle:
+            llama.llama_free(self.handle)
+            self.handle = None
+
+
 # llama.cpp's parameters for loading a model, from its settings.
 
 

@@ -259,8 +259,8 @@ Say = Callable[[str], None]
 Answer = TypeVar(
     "Answer",
     protocol.Tokenized,
-    protocol.Detokenized,
-    protocol.Rendered,
+    protocol.QueriedText,
+    protocol.QueriedText,
     protocol.TokenCount,
     protocol.Embedded,
     protocol.Slots,

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from specllama.client import protocol
+from specllama.client.tune_messages import Loading
 from specllama.clock import running_time
 from specllama.config.load import ALL_LAYERS, LoadSettings, ModelSettings
 from specllama.core.interfaces import (
@@ -185,7 +186,7 @@ def reporter(name: str, send: Callable[[protocol.Message], None]) -> Callable[[f
         now = running_time()
         if now - last >= _REPORT_SECONDS or share >= 1:
             last = now
-            send(protocol.Loading(name, share))
+            send(Loading(name, share))
 
     return report
 

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from specllama.client import protocol
 from specllama.client.model_info import EmbeddingInfo, LoadInfo
+from specllama.client.tune_messages import Calibrate, Calibrated
 from specllama.clock import running_time
 from specllama.config.load import LoadSettings
 from specllama.core.interfaces import DecodeError
@@ -131,11 +132,11 @@ class EmbeddingEngine:
             if not all(0 <= i < self.model.n_vocab for i in message.ids):
                 raise UsageError(f"an id is not in the vocabulary of {self.model.n_vocab}")
             text = detokenize(self.model, message.ids, special=not message.skip_special)
-            self.send(protocol.Detokenized(message.id, text))
+            self.send(protocol.QueriedText(message.id, text))
         elif isinstance(message, protocol.GetSlots):
             self.send(protocol.Slots(message.id, [], len(self.requests), 0, self.context.n_ctx))
-        elif isinstance(message, protocol.Calibrate):
-            self.send(protocol.Calibrated(None, None, False))
+        elif isinstance(message, Calibrate):
+            self.send(Calibrated(None, None, False))
         else:
             raise UsageError(writes_nothing(self.header.name, self.info))
 

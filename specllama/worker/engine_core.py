@@ -14,7 +14,15 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from specllama.client import protocol
-from specllama.client.tune_messages import Tune
+from specllama.client.tune_messages import (
+    Calibrate,
+    Calibrated,
+    Configure,
+    Configured,
+    Inspect,
+    Inspected,
+    Tune,
+)
 from specllama.clock import running_time
 from specllama.config.load import AUTO
 from specllama.config.store import Store
@@ -91,7 +99,7 @@ class LoadedEngine:
                 mask = running.generation.request.mask
                 if running.id == message.id and isinstance(mask, ReasoningBudget):
                     mask.end()
-        elif isinstance(message, protocol.Configure):
+        elif isinstance(message, Configure):
             self._configure(message)
         elif isinstance(message, protocol.Question):
             self._answer(message, size)
@@ -99,9 +107,9 @@ class LoadedEngine:
             from specllama.worker.tuning.tuner import Tuner
 
             self.tuner = Tuner(message, None if self.busy else self.engine, self.loaded, self.ids, self.send)
-        elif isinstance(message, protocol.Calibrate):
+        elif isinstance(message, Calibrate):
             more, profile = self.idle.measure(message.seconds), self.loaded.profile
-            self.send(protocol.Calibrated(profile.t1, profile.epsilon, more))
+            self.send(Calibrated(profile.t1, profile.epsilon, more))
         else:
             raise EngineError(f"the engine process does not accept {type(message).__name__}")
 
@@ -174,7 +182,7 @@ class LoadedEngine:
             with refusing(self.send, action):
                 self.handle(action)
 
-    def _configure(self, message: protocol.Configure) -> None:
+    def _configure(self, message: Configure) -> None:
         """Switch to another policy over the same drafters; the planner keeps what it has learnt."""
         if self.engine.busy or self.intake.busy:
             raise EngineError("only a loaded engine that is idle can be configured")
@@ -185,7 +193,7 @@ class LoadedEngine:
             draft_p_min=message.draft_p_min,
         )
         self.engine.policy = self.loaded.policy(message.runs_models)
-        self.send(protocol.Configured())
+        self.send(Configured())
 
     def _generate(self, message: protocol.Generate, size: int) -> None:
         if self.tuner is not None:
@@ -527,12 +535,12 @@ class EngineCore:
             self.send(ready)
 
     def _handle(self, message: protocol.Message, size: int) -> None:
-        if isinstance(message, protocol.Inspect):
-            self.send(protocol.Inspected(inspect_build()))
+        if isinstance(message, Inspect):
+            self.send(Inspected(inspect_build()))
         elif self.loaded_engine is not None:
             self.loaded_engine.handle(message, size)
-        elif isinstance(message, protocol.Calibrate):
-            self.send(protocol.Calibrated(None, None, False))
+        elif isinstance(message, Calibrate):
+            self.send(Calibrated(None, None, False))
         elif not isinstance(message, (protocol.Cancel, protocol.EndReasoning)):
             raise EngineError("no model is loaded")
 

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from specllama.client import protocol
-from specllama.client.tune_messages import Trim
+from specllama.client.tune_messages import Heartbeat, Loading, Serve, Trim
 from specllama.clock import running_time
 from specllama.errors import EngineError, SpecllamaError, UsageError
 from specllama.processor_time import kill_descendants, of_tree, wait_while_working
@@ -139,7 +139,7 @@ def _serve(pipes: _Pipes) -> None:
             threading.Event().wait()  # until the process ends
         elif not isinstance(message, _Sized):
             core.run(message)
-        elif isinstance(message.message, protocol.Serve):
+        elif isinstance(message.message, Serve):
             _serve_rpc(message.message, pipes)
         elif isinstance(message.message, Trim):
             _trim(message.message, pipes)
@@ -161,7 +161,7 @@ def compile_kernels(send: Callable[[protocol.Message], None]) -> None:
 
     def report() -> None:
         while not done.wait(_HEARTBEAT_SECONDS):
-            send(protocol.Loading("kernels", share[0]))
+            send(Loading("kernels", share[0]))
 
     thread = threading.Thread(target=report, daemon=True)
     thread.start()
@@ -172,7 +172,7 @@ def compile_kernels(send: Callable[[protocol.Message], None]) -> None:
         thread.join()
 
 
-def _serve_rpc(message: protocol.Serve, pipes: _Pipes) -> NoReturn:
+def _serve_rpc(message: Serve, pipes: _Pipes) -> NoReturn:
     """Serve in this thread until the process ends."""
     from specllama.worker.rpc import serve
 
@@ -193,7 +193,7 @@ def _send_heartbeats(pipes: _Pipes, core: EngineCore) -> None:
     while True:
         time.sleep(_HEARTBEAT_SECONDS)
         busy_for, allowed = core.hang()
-        pipes.send(protocol.Heartbeat(0.0 if pipes.blocked else busy_for, allowed))
+        pipes.send(Heartbeat(0.0 if pipes.blocked else busy_for, allowed))
 
 
 if __name__ == "__main__":

@@ -471,7 +471,7 @@ def compile_template(
 
 def answer_query(
     question: protocol.Question, model: LlamaModel, prompts: Prompts
-) -> Iterator[protocol.Tokenized | protocol.Detokenized | protocol.Rendered | protocol.TokenCount]:
+) -> Iterator[protocol.Tokenized | protocol.QueriedText | protocol.QueriedText | protocol.TokenCount]:
     """The parts of the answer to a query about texts, in any thread. Raises TemplateError, UsageError,
     ContextLengthError, before the first part.
     """
@@ -479,11 +479,11 @@ def answer_query(
         yield from _tokenized(model, question, prompts)
     elif isinstance(question, protocol.Detokenize):
         for text, more in _texts(_detokenized(model, question, prompts)):
-            yield protocol.Detokenized(question.id, text, more)
+            yield protocol.QueriedText(question.id, text, more)
     elif isinstance(question, protocol.Render):
         parts = prompts.rendered(question.chat)
         for text, more in _texts("".join(part.text for part in parts)):
-            yield protocol.Rendered(question.id, text, more)
+            yield protocol.QueriedText(question.id, text, more)
     elif isinstance(question, protocol.CountTokens):
         request = protocol.Generate(question.id, prompts.calls.apart(question.chat))
         yield protocol.TokenCount(question.id, len(prompts.prompt(request).ids))

@@ -23,6 +23,7 @@ from typing import NoReturn
 from specllama import wire
 from specllama.client import protocol
 from specllama.client.model_info import DeviceInfo
+from specllama.client.tune_messages import Serve, Serving
 from specllama.clock import running_time, sleep
 from specllama.config.load import LoadSettings
 from specllama.config.store import write_whole
@@ -188,7 +189,7 @@ _PROBE_SECONDS = 1.0  # a client that leaves sooner was only a probe
 _POLL_SECONDS = 0.01
 
 
-def serve(request: protocol.Serve, send: Send) -> NoReturn:
+def serve(request: Serve, send: Send) -> NoReturn:
     """Serve until the process ends. `send` receives Serving, then a Notice for each client that stays.
 
     Raises UsageError for unknown devices, ResourceError if the address is taken meanwhile, EngineError if
@@ -203,7 +204,7 @@ def serve(request: protocol.Serve, send: Send) -> NoReturn:
     served = [d for d in devices() if d.name in {s.name for s in served}]
     cache = _cache(request.cache)
     n_threads = request.n_threads or physical_cores()
-    serving = protocol.Serving(
+    serving = Serving(
         request.address,
         ".".join(map(str, PROTOCOL)),
         n_threads,
@@ -246,7 +247,7 @@ def _stdout() -> int:
     return reading
 
 
-def _announce(port: int, serving: protocol.Serving, send: Send) -> None:
+def _announce(port: int, serving: Serving, send: Send) -> None:
     """Send Serving once the server listens."""
     while (listener := open_listener(port)) is None:
         time.sleep(_POLL_SECONDS)

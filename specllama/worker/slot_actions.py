@@ -42,7 +42,7 @@ class SlotActions:
         if slot.owner is not None:
             return False
         began = running_time()
-        if isinstance(action, protocol.EraseSlot):
+        if action.action == "erase":
             n_tokens = len(slot.ids) if slot.scope in ("", action.owner) else 0
             if n_tokens:
                 empty(self._engine.target, slot)
@@ -50,12 +50,12 @@ class SlotActions:
             return True
         if not self._key:
             raise NotSupportedError("the states of this model cannot be told from those of another one")
-        saves = isinstance(action, protocol.SaveSlot)
-        n_tokens, n_bytes = self._save(slot, action) if saves else self._restore(slot, action)
+        done = self._save if action.action == "save" else self._restore
+        n_tokens, n_bytes = done(slot, action)
         self._send(protocol.SlotDone(action.id, n_tokens, n_bytes, running_time() - began))
         return True
 
-    def _save(self, slot: Slot, action: protocol.SaveSlot | protocol.RestoreSlot) -> tuple[int, int]:
+    def _save(self, slot: Slot, action: protocol.SlotAction) -> tuple[int, int]:
         """The number of its tokens, and the bytes written."""
         if not slot.ids or slot.scope not in ("", action.owner):
             return 0, 0
@@ -73,7 +73,7 @@ class SlotActions:
         except OSError as error:
             raise EngineError(f"the slot cannot be saved: {error.strerror or error}") from None
 
-    def _restore(self, slot: Slot, action: protocol.SaveSlot | protocol.RestoreSlot) -> tuple[int, int]:
+    def _restore(self, slot: Slot, action: protocol.SlotAction) -> tuple[int, int]:
         """The number of its tokens, and the bytes read. What the slot holds is kept as where another request
         needs it, and stays where the file cannot be used.
         """

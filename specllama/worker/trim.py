@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specllama.client import protocol
-from specllama.client.tune_messages import Trim, Trimmed
+from specllama.client.tune_messages import Loading, Trim, Trimmed
 from specllama.config.load import ModelSettings
 from specllama.config.store import sync_folder
 from specllama.core.interfaces import BatchRow, HeadRow
@@ -220,8 +220,8 @@ def _trim(request: Trim, temporary: Path, send: Send) -> Trimmed:
     if any(os.path.exists(request.out) and os.path.samefile(request.out, path) for path in paths):
         raise UsageError(f"{request.out} is a part of the draft", "write to another file")
     before = _stamps(paths)
-    digest = sha256_of(paths, lambda share: send(protocol.Loading(READING, share)))
-    send(protocol.Loading(WRITING, 0.0))
+    digest = sha256_of(paths, lambda share: send(Loading(READING, share)))
+    send(Loading(WRITING, 0.0))
     info = about(
         ids, header.n_vocab, os.path.basename(header.path), digest, sum(map(os.path.getsize, paths)), coverage
     )
@@ -230,7 +230,7 @@ def _trim(request: Trim, temporary: Path, send: Send) -> Trimmed:
     check_draft(written)
     comparison = Comparison()
     if request.verify:
-        send(protocol.Loading(VERIFYING, 0.0))
+        send(Loading(VERIFYING, 0.0))
         comparison = compare(source, settings, temporary, request.type)
         written = read_header(temporary)
     if _stamps(paths) != before:

@@ -253,7 +253,7 @@ def test_queries_about_texts_are_answered(opened: Callable[..., EmbeddingFront])
     assert (tokenized.ids[0], tokenized.ids[-1], len(tokenized.pieces)) == (2, 3, 4)
     front.core.handle(m.Detokenize(2, tokenized.ids))
     front.core.handle(m.GetSlots(3))
-    assert isinstance(front.messages[-2], m.Detokenized)
+    assert isinstance(front.messages[-2], m.QueriedText)
     assert isinstance(front.messages[-1], m.Slots)
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from specllama.client import protocol as m
 from specllama.client.stream import fold
+from specllama.client.tune_messages import Configure
 from specllama.config.load import LoadSettings, ModelSettings
 from specllama.config.store import Store
 from specllama.core.interfaces import BatchRow, DecodeError
@@ -365,7 +366,7 @@ def test_after_a_failure_both_are_freed(
     assert len(notices(one)) == 1
     assert (loaded(one).head, loaded(one).draft) == (None, None)
     assert head.context.handle is draft.context.handle is loaded(one).context.features is None
-    one.core.handle(m.Configure(None))
+    one.core.handle(Configure(None))
     texts, drafted, _ = answers(one, generate(1, 0.0))
     assert texts == plain
     assert set(drafted) <= {"copy"}

@@ -16,6 +16,7 @@ import pytest
 from numpy.typing import NDArray
 
 from specllama.client import protocol
+from specllama.client.tune_messages import Loading
 from specllama.errors import EngineError, UsageError
 from specllama.llama import kernel_build, kernels
 from specllama.llama.library import KERNELS, ggml
@@ -290,7 +291,7 @@ def test_compiling_them_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("CXX", str(compiler))
     sent: list[protocol.Message] = []
     main.compile_kernels(sent.append)
-    assert sent == [protocol.Loading("kernels", 0.0)]
+    assert sent == [Loading("kernels", 0.0)]
     assert kernels.load(ggml).reason == f"{compiler} does not compile them: error: no space"
     assert not list((tmp_path / "cache" / "kernels").iterdir())
     monkeypatch.setenv(kernels.VARIABLE, "off")

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from specllama.client import protocol as m
+from specllama.client.tune_messages import Calibrate, Calibrated, Configure, Configured
 from specllama.config.load import LoadSettings, ModelSettings
 from specllama.config.store import Store
 from specllama.core.engine import Engine
@@ -382,9 +383,9 @@ class TestEngineCore:
     def test_calibration_is_stored(self, front: Front) -> None:
         front.ids(messages=ZIP, params={**FEW, "max_tokens": 60})
         front.messages.clear()
-        front.core.handle(m.Calibrate(0.05))
+        front.core.handle(Calibrate(0.05))
         (calibrated,) = front.messages
-        assert isinstance(calibrated, m.Calibrated)
+        assert isinstance(calibrated, Calibrated)
         assert calibrated.t1 > 0
         assert 0 <= calibrated.epsilon < 0.5  # zero, or an activation that was rounded differently
         assert front.core.loaded is not None
@@ -397,8 +398,8 @@ class TestEngineCore:
         drafted = {}
         for n in (0, 3, 7, None):
             front.messages.clear()
-            front.core.handle(m.Configure(n))
-            assert front.messages == [m.Configured()]
+            front.core.handle(Configure(n))
+            assert front.messages == [Configured()]
             assert front.ids(messages=ZIP, params=FEW) == expected
             done = front.messages[-1]
             assert isinstance(done, m.Done)
@@ -407,8 +408,8 @@ class TestEngineCore:
         assert len(drafted[3]) == 3
         assert len(drafted[7]) == 7
         front.messages.clear()
-        front.core.handle(m.Configure(3, 5))
+        front.core.handle(Configure(3, 5))
         (failed,) = front.messages
         assert isinstance(failed, m.Failed)
         assert "draft_min" in failed.error["message"]
-        front.core.handle(m.Configure(None))
+        front.core.handle(Configure(None))

@@ -19,6 +19,7 @@ from specllama import wire
 from specllama.client import protocol as m
 from specllama.client.client import EngineClient
 from specllama.client.stream import fold
+from specllama.client.tune_messages import Heartbeat
 from specllama.config.load import LoadSettings, ModelSettings
 from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specllama.errors import EngineDiedError, EngineError, IntegrityError, UsageError
@@ -170,7 +171,7 @@ class TestWorker:
         worker = self.start(stdin=subprocess.PIPE)
         assert worker.stdout is not None
         message = m.decode(worker.stdout.readline())
-        assert isinstance(message, m.Heartbeat)
+        assert isinstance(message, Heartbeat)
         assert message.busy_for == 0
         assert message.allowed >= 30
         worker.communicate(timeout=SOON)

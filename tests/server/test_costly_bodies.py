@@ -13,7 +13,7 @@ from typing import get_args
 import pytest
 
 from specllama.client import protocol
-from specllama.client.tune_messages import Trim, Tune
+from specllama.client.tune_messages import Calibrate, Configure, Inspect, Serve, Trim, Tune
 from specllama.server.app import ROUTES
 from tests.soak.bystander import MB, Bystander
 from tests.support.costly_bodies import BODIES
@@ -25,7 +25,7 @@ P99_SECONDS, LONGEST_SECONDS = 0.2, 0.75  # of /health, for all bodies together 
 GAP_SECONDS, GROWTH = 2.0, 200 * MB
 SETTLE = 0.1  # seconds before and after the requests to a route
 OF_THE_OPERATOR = {
-    protocol.Load, protocol.Calibrate, protocol.Configure, protocol.Inspect, protocol.Serve, Trim,
+    protocol.Load, Calibrate, Configure, Inspect, Serve, Trim,
     Tune,
 }  # fmt: skip
 WITHOUT_BODY = {protocol.Cancel, protocol.EndReasoning, protocol.GetSlots}

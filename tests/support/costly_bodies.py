@@ -391,9 +391,11 @@ _BODIES: Mapping[tuple[str, type[protocol.Message] | None], Mapping[str, Callabl
         "a text of <": _body(messages=[{"role": "user", "content": "<" * _LONG}]),
         "messages": lambda: _json(messages=[{"role": "user", "content": "<" * 900}] * 4096),
     },
-    ("/slots/{slot}", protocol.SaveSlot): {"a long name of a file": _body(filename="a" * _LONG)},
-    ("/slots/{slot}", protocol.RestoreSlot): {"a path": _body(filename="../" * (_LONG // 4))},
-    ("/slots/{slot}", protocol.EraseSlot): {"unknown fields": _numbered("{", '"a{0}":1', "}")},
+    ("/slots/{slot}", protocol.SlotAction): {
+        "a long name of a file": _body(filename="a" * _LONG),
+        "a path": _body(filename="../" * (_LONG // 4)),
+        "unknown fields": _numbered("{", '"a{0}":1', "}"),
+    },
     # Nothing is sent to an engine for these.
     ("/models/load", protocol.GetSlots): {"a long name": _body(model="a" * _LONG)},
     ("/models/unload", protocol.GetSlots): {"unknown fields": _numbered('{"model":"x",', '"a{0}":1', "}")},

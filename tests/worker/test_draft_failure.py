@@ -11,6 +11,7 @@ import pytest
 
 from specllama.client import protocol as m
 from specllama.client.stream import fold
+from specllama.client.tune_messages import Calibrate, Calibrated, Configure, Configured
 from specllama.core.interfaces import BatchRow, DecodeError
 from specllama.drafters.model import ModelDrafter
 from specllama.llama.context import LlamaContext
@@ -105,8 +106,8 @@ def test_a_failing_draft_gives_one_notice_and_the_same_text(front: Front, n: int
     # No policy uses the draft again, and its memory is freed.
     for draft_max in (7, None, 3):
         front.messages.clear()
-        front.core.handle(m.Configure(draft_max))
-        assert front.messages == [m.Configured()]
+        front.core.handle(Configure(draft_max))
+        assert front.messages == [Configured()]
         text, done = answer(front, 5, RENAME)
         assert text == plain
         assert set(done.stats.drafted_by) <= {"copy"}
@@ -116,8 +117,8 @@ def test_a_failing_draft_gives_one_notice_and_the_same_text(front: Front, n: int
     assert front.core.loaded.draft is None
     assert context.handle is None
     front.messages.clear()
-    front.core.handle(m.Calibrate(0.05))
-    assert isinstance(front.messages[-1], m.Calibrated)
+    front.core.handle(Calibrate(0.05))
+    assert isinstance(front.messages[-1], Calibrated)
 
 
 def test_the_planner_drops_a_draft_that_failed_under_another_policy(tmp_path: Path) -> None:
@@ -125,11 +126,11 @@ def test_the_planner_drops_a_draft_that_failed_under_another_policy(tmp_path: Pa
     front = Front.of_pair(tmp_path)
     try:
         plain, _ = answer(front, 1, RENAME, speculate=False)
-        front.core.handle(m.Configure(5))
+        front.core.handle(Configure(5))
         failing = Failing(front, 3)
         assert answer(front, 2, RENAME)[0] == plain
         assert failing.n_decodes == 4
-        front.core.handle(m.Configure(None))
+        front.core.handle(Configure(None))
         for id_ in range(3, 8):
             assert answer(front, id_, RENAME)[0] == plain
         assert failing.n_decodes == 4
@@ -147,7 +148,7 @@ def test_the_draft_is_freed_if_the_request_is_cancelled(tmp_path: Path) -> None:
         front.core.handle(m.Cancel(1))
         assert front.core.loaded is not None
         assert front.core.loaded.draft is None
-        front.core.handle(m.Configure(7))
+        front.core.handle(Configure(7))
         answer(front, 2, RENAME)
         assert (failing.n_decodes, notices(front)) == (4, [])
     finally:

@@ -138,9 +138,9 @@ def test_a_saved_slot_has_the_draft_models_cache(opened, pair, tmp_path):
     first = opened(*files, drafters=("model",), cache_disk=0)
     _, text = ask(first, TEXT)
     path = str(tmp_path / "slots" / "a.bin")
-    first.core.handle(m.SaveSlot(9, 0, path))
+    first.core.handle(m.SlotAction(9, 0, "save", path))
     second = opened(*files, drafters=("model",), cache_disk=0)
-    second.core.handle(m.RestoreSlot(9, 0, path))
+    second.core.handle(m.SlotAction(9, 0, "restore", path))
     counted = rows(second)
     done, again = ask(second, TEXT)
     assert again == text

@@ -217,13 +217,13 @@ class TestAnswers:
         assert [part.more for part in parts] == [True] * (len(parts) - 1) + [False]
         assert ids == one.core.loaded.model.tokenize(self.TEXT, False, True)
         assert b"".join(p.encode("latin-1") for part in parts for p in part.pieces).decode() == self.TEXT
-        back = [f for f in one.send(m.Detokenize(1, ids * 4)) if isinstance(f, m.Detokenized)]
+        back = [f for f in one.send(m.Detokenize(1, ids * 4)) if isinstance(f, m.QueriedText)]
         assert len(back) > 1
         assert "".join(part.text for part in back) == self.TEXT * 4
 
     def test_an_empty_answer_is_one_part(self, one: Threaded) -> None:
         assert one.send(m.Tokenize(1, "")) == [m.Tokenized(1, [])]
-        assert one.send(m.Detokenize(1, [])) == [m.Detokenized(1, "")]
+        assert one.send(m.Detokenize(1, [])) == [m.QueriedText(1, "")]
 
     def test_too_many_large_queries_are_refused(self, one: Threaded, monkeypatch: pytest.MonkeyPatch) -> None:
         assert one.core.loaded is not None
@@ -251,7 +251,7 @@ class TestParts:
         ids = [*model.tokenize("def", model.adds_bos, True), 7, 8, *model.tokenize(" read", False, True)]
         assert started.n_prompt == len(ids)
         (shown,) = one.send(m.Detokenize(1, ids))
-        assert isinstance(shown, m.Detokenized)
+        assert isinstance(shown, m.QueriedText)
         assert done.prompt == shown.text
 
     def test_many_are_prepared_in_the_thread(self, one: Threaded) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from specllama.client import protocol as m
 from specllama.client.client import EngineClient
+from specllama.client.tune_messages import Calibrate, Calibrated, Configure
 from specllama.config.load import LoadSettings, ModelSettings
 from specllama.config.store import Store
 from specllama.core.exact import ExactRows
@@ -40,9 +41,9 @@ def test_missing_widths_are_measured_in_slices_and_read_by_the_next_process(tmp_
     missing, slices = True, 0
     while missing:
         first.messages.clear()
-        first.core.handle(m.Calibrate(1.0))
+        first.core.handle(Calibrate(1.0))
         (calibrated,) = first.messages
-        assert isinstance(calibrated, m.Calibrated)
+        assert isinstance(calibrated, Calibrated)
         missing, slices = calibrated.unmeasured, slices + 1
         assert slices < 100
     assert first.ids(messages=ZIP, params=LONGER) == expected
@@ -88,7 +89,7 @@ def test_a_comparison_of_as_many_rows_as_the_stored_one_is_stored(
     first.close()
     second = Front(PAIR, store)
     second.ids(messages=ZIP, params=FEW)
-    second.core.handle(m.Calibrate(1.0))
+    second.core.handle(Calibrate(1.0))
     second.close()
     assert (store.read(key)["t1"], store.read(key)["epsilon"]) == (0.001, 0.0)
 
@@ -129,7 +130,7 @@ def test_another_build_of_llama_cpp_is_measured_separately(
         assert front.core.loaded is not None
         stored.append(front.core.loaded.profile.t1)
         front.ids(messages=ZIP, params=FEW)
-        front.core.handle(m.Calibrate(1.0))
+        front.core.handle(Calibrate(1.0))
         front.core.shut_down()
         front.close()
     assert stored[:2] == [None, None]
@@ -157,14 +158,14 @@ def test_a_long_context_has_a_curve_of_its_own(tmp_path: Path, monkeypatch: pyte
 
 
 def test_configuring_keeps_what_was_learnt(front: Front) -> None:
-    front.core.handle(m.Configure(None))
+    front.core.handle(Configure(None))
     assert front.core.engine is not None
     policy = front.core.engine.policy
     front.ids(messages=ZIP, params=FEW)
-    front.core.handle(m.Configure(4))
+    front.core.handle(Configure(4))
     assert front.core.engine.policy is not policy
     front.ids(messages=ZIP, params=FEW)
-    front.core.handle(m.Configure(None))
+    front.core.handle(Configure(None))
     assert front.core.engine.policy is policy
 
 
@@ -172,9 +173,9 @@ def test_without_calibration_nothing_is_stored(tmp_path: Path) -> None:
     front = Front(replace(PAIR, calibrate=False), Store(tmp_path / "store"))
     front.ids(messages=ZIP, params=LONGER)
     front.messages.clear()
-    front.core.handle(m.Calibrate(0.1))
+    front.core.handle(Calibrate(0.1))
     (calibrated,) = front.messages
-    assert isinstance(calibrated, m.Calibrated)
+    assert isinstance(calibrated, Calibrated)
     assert calibrated.t1 > 0  # because it was requested
     front.core.shut_down()
     front.close()

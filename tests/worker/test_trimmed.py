@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from specllama.client import protocol as m
-from specllama.client.tune_messages import Trim
+from specllama.client.tune_messages import Loading, Trim
 from specllama.config.load import LoadSettings, ModelSettings
 from specllama.config.store import Store
 from specllama.core.interfaces import BatchRow
@@ -161,7 +161,7 @@ def test_a_draft_that_changes_meanwhile_is_not_trimmed(tmp_path: Path, at: str) 
     draft = tinygguf.llama(tmp_path / "draft.gguf", n_vocab=N_VOCAB)
 
     def change(message: m.Message) -> None:
-        if isinstance(message, m.Loading) and message.model == at:
+        if isinstance(message, Loading) and message.model == at:
             os.utime(draft, (1, 1))
 
     out = tmp_path / "out.gguf"

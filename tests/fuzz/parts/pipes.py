@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specllama.client import protocol as m
+from specllama.client.tune_messages import Calibrated, Heartbeat
 from specllama.errors import NetworkError, UsageError
 from tests.fuzz import mutate
 
@@ -36,13 +37,13 @@ TO_ENGINE: tuple[m.Message, ...] = (
 )
 FROM_ENGINE: tuple[m.Message, ...] = (
     m.Tokenized(1, [1, 2], [[1], [2]]),
-    m.Detokenized(1, "x"),
-    m.Rendered(1, "x"),
+    m.QueriedText(1, "x"),
+    m.QueriedText(1, "x"),
     m.TokenCount(1, 5),
     m.Failed({"kind": "UsageError", "message": "x", "hint": "y"}, 1),
     m.Notice("x"),
-    m.Calibrated(0.1, None, True),
-    m.Heartbeat(0.5, 30.0),
+    Calibrated(0.1, None, True),
+    Heartbeat(0.5, 30.0),
 )
 LINE_TOKENS = (b"[", b"]", b"{", b"}", b'"', b"\n", b",", b"null", b"9" * 5000, b"[" * 90000, b'{"a":' * 9000)
 

@@ -223,13 +223,14 @@ async def act(api: ApiRequest) -> Response:
     directory = api.settings.slot_save_path
     if not directory:
         raise UnsupportedError("slots are not saved here: start the server with --slot-save-path DIR")
-    slot, action = _slot(str(api.path_params["slot"])), api.query_params.get("action", "")
+    slot = _slot(str(api.path_params["slot"]))
+    action: Any = api.query_params.get("action", "")
     if action not in ("save", "restore", "erase"):
         raise UsageError("Invalid action: it is save, restore or erase")
     if action == "erase":
         await _check_slot(api, slot)
         erased = await api.supervisor.query(
-            lambda id_: protocol.EraseSlot(id_, slot, api.owner), protocol.SlotDone
+            lambda id_: protocol.SlotAction(id_, slot, action, owner=api.owner), protocol.SlotDone
         )
         return JSONResponse({"id_slot": slot, "n_erased": erased.n_tokens})
     name = (await api.body(SlotFileRequest)).filename
@@ -240,9 +241,8 @@ async def act(api: ApiRequest) -> Response:
         raise UnsupportedError("slots of different keys cannot be told apart: the cache is not usable")
     path = os.path.abspath(expanded(directory) / folder / name)
     await _check_slot(api, slot)
-    kind = protocol.SaveSlot if action == "save" else protocol.RestoreSlot
     done = await api.supervisor.query(
-        lambda id_: kind(id_, slot, path, api.owner, api.disk_scope), protocol.SlotDone
+        lambda id_: protocol.SlotAction(id_, slot, action, path, api.owner, api.disk_scope), protocol.SlotDone
     )
     return JSONResponse(_shown(action, slot, name, done))
 
@@ -410,7 +410,7 @@ async def detokenize(api: ApiRequest) -> Response:
     parts: list[bytes] = []
     await api.supervisor.collect(
         lambda id_: protocol.Detokenize(id_, body.tokens),
-        protocol.Detokenized,
+        protocol.QueriedText,
         lambda part: parts.append(_inside_string(part.text)),
     )
     return Response(b'{"content":"' + b"".join(parts) + b'"}', media_type="application/json")
@@ -423,8 +423,8 @@ async def apply_template(api: ApiRequest) -> Response:
     parts: list[bytes] = []
     await api.supervisor.collect(
         partial(protocol.Render, chat=chat),
-        protocol.Rendered,
-        lambda part: parts.append(_inside_string(part.prompt)),
+        protocol.QueriedText,
+        lambda part: parts.append(_inside_string(part.text)),
     )
     return Response(b'{"prompt":"' + b"".join(parts) + b'"}', media_type="application/json")
 
