@@ -44,29 +44,23 @@ __all__ = [  # noqa: RUF022 - in the order of sorted()
 ]
 
 _HOMES = {
-    "AsyncLLM": "specllama.api.async_llm",
-    "CompletionOutput": "specllama.api.outputs",
-    "CompletionStats": "specllama.api.outputs",
-    "Delta": "specllama.api.outputs",
-    "EmbeddingRequestOutput": "specllama.api.embedding",
-    "EngineClient": "specllama.client.client",
-    "LLM": "specllama.api.llm",
-    "LoadSettings": "specllama.config.load",
-    "Logprob": "specllama.api.outputs",
-    "ModelSettings": "specllama.config.load",
-    "RequestOutput": "specllama.api.outputs",
-    "RunStats": "specllama.core.stats",
-    "SamplingParams": "specllama.core.sampling.params",
-    "ScoringRequestOutput": "specllama.api.embedding",
-    "SpecllamaError": "specllama.errors",
-    "TextPrompt": "specllama.api.prompts",
-    "TokensPrompt": "specllama.api.prompts",
+    "api.async_llm": "AsyncLLM",
+    "api.embedding": "EmbeddingRequestOutput ScoringRequestOutput",
+    "api.llm": "LLM",
+    "api.outputs": "CompletionOutput CompletionStats Delta Logprob RequestOutput",
+    "api.prompts": "TextPrompt TokensPrompt",
+    "client.client": "EngineClient",
+    "config.load": "LoadSettings ModelSettings",
+    "core.sampling.params": "SamplingParams",
+    "core.stats": "RunStats",
+    "errors": "SpecllamaError",
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(import_module(_HOMES[name]), name)
+    for module, names in _HOMES.items():
+        if name in names.split():
+            return getattr(import_module(f"specllama.{module}"), name)
     raise AttributeError(f"module 'specllama' has no attribute {name!r}")
 
 

@@ -6,7 +6,9 @@ Reads and checks files. Knows no models and no chat templates.
 from __future__ import annotations
 
 import json
+import tomllib
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any, TypeVar
 
 from specllama.bench.runner import BenchCase, ForcedText
@@ -28,58 +30,9 @@ _TEXTS_SHAPE = (
 )
 _Tasks = TypeVar("_Tasks")
 
-_COUNT = (
-    "def count(values):\n    total = 0\n    for value in values:\n        total += value\n    return total\n"
-)
-_PARSE = (
-    "def parse(line):\n    name, _, text = line.partition('=')\n    name = name.strip()\n"
-    "    if not name:\n        raise ValueError(line)\n    return name, text.strip()\n"
-)
-_STACK = (
-    "class Stack:\n    def __init__(self):\n        self.items = []\n\n    def push(self, item):\n"
-    "        self.items.append(item)\n\n    def pop(self):\n        return self.items.pop()\n"
-)
-_COPY = (
-    "def copy(source, target):\n    with open(source, 'rb') as file:\n        data = file.read()\n"
-    "    with open(target, 'wb') as file:\n        file.write(data)\n    return len(data)\n"
-)
-
-
-def _code(text: str) -> str:
-    return f"```python\n{text}```"
-
-
 WORKLOADS: Mapping[str, tuple[str, ...]] = {
-    "explain": (
-        "What does shutil.copytree do?",
-        "Explain os.walk.",
-        "What is the difference between a list and a tuple?",
-        "What does functools.lru_cache do?",
-    ),
-    "source": (
-        "Show the source of textwrap.dedent.",
-        "Show the source of bisect.insort.",
-        "Write a Python function that checks whether a number is prime.",
-        "Print the code of shutil.copyfile.",
-    ),
-    "json": (
-        "Turn this into JSON: name Ada Lovelace, age 36, city London, active true",
-        "Turn this into JSON: name Grace Hopper, age 85, city New York, job admiral, active false",
-        "Extract the fields as JSON.\nname Alan Turing, age 41, city Manchester, job mathematician",
-        f"Give the signature of this function as JSON:\n{_code(_COPY)}",
-    ),
-    "edit": (
-        f"Rename `total` to `result` in this code:\n{_code(_COUNT)}",
-        f"Rename `name` to `key` in this code:\n{_code(_PARSE)}",
-        f"Rename `items` to `entries` in this code:\n{_code(_STACK)}",
-        f"Rename `file` to `stream` in this code:\n{_code(_COPY)}",
-    ),
-    "free": (
-        "Hello! What can you help me with?",
-        "Why should a file be closed after it was read?",
-        "Write a docstring for a function that merges two sorted lists.",
-        "Write a few sentences about a program that counts the words of a book.",
-    ),
+    name: tuple(prompts)
+    for name, prompts in tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8")).items()
 }
 
 

@@ -1,54 +1,77 @@
-"""The registry of call formats. A new one needs its row or class and an entry here."""
+"""The registry of call formats: those of formats.toml, and classes where texts do not say it all. A new one
+needs its table or class, and its name in the order of that file.
+"""
 
 from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Sequence
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
-from specllama.calls import json_formats, literals, tagged
+from specllama.calls import json_formats
 from specllama.calls.format import CallFormat
+from specllama.calls.frame import ID, JSON, ArgumentStyle, Frame, PlainFormat
 from specllama.calls.gpt_oss import GptOss
+from specllama.calls.history import (
+    Messages,
+    nine_characters,
+    one_call_each,
+    text_of,
+    with_arguments,
+    with_calls,
+    with_ids,
+)
+from specllama.calls.lark import NEWLINE
+from specllama.calls.literals import Lfm2, LiteralArguments, Syntax
+from specllama.calls.tagged import TaggedArguments
 from specllama.errors import UsageError, option
 
 GENERIC: CallFormat = json_formats.Generic()
 """For templates of no known family, and those that know no tools."""
 _TOOLS = re.compile(r"\b(xml_)?tools\b|\+ functions\b")
-FORMATS: Sequence[CallFormat] = (
-    tagged.SEED,
-    tagged.QWEN_XML,
-    tagged.HY3,
-    tagged.GLM,
-    GptOss(),
-    json_formats.MISTRAL_IDS,
-    json_formats.MISTRAL_ARGS,
-    json_formats.MISTRAL_LIST,
-    tagged.DEEPSEEK_V32,
-    tagged.DEEPSEEK_V4,
-    json_formats.DEEPSEEK_R1,
-    json_formats.DEEPSEEK_V31,
-    literals.GEMMA4,
-    literals.FUNCTION_GEMMA,
-    json_formats.KIMI_K2,
-    tagged.MINIMAX_M2,
-    json_formats.CommandR(),
-    json_formats.MINIMAX_M1,
-    json_formats.SOLAR,
-    json_formats.GIGACHAT,
-    json_formats.APERTUS,
-    json_formats.GRANITE3,
-    json_formats.PHI4,
-    json_formats.NEMOTRON_V2,
-    json_formats.APRIEL,
-    json_formats.Firefunction(),
-    json_formats.FUNCTIONARY31,
-    literals.OLMO3,
-    literals.Lfm2(),
-    literals.PYTHONIC,
-    json_formats.Llama3(),
-    json_formats.Hermes(),
-    GENERIC,
+_OWN = (
+    *(GptOss(), json_formats.CommandR(), json_formats.Firefunction(), Lfm2()),
+    *(json_formats.Llama3(), json_formats.Hermes(), GENERIC),
 )
+_MESSAGES: Mapping[str, Callable[[Messages], Messages]] = {
+    "": list,
+    "one call each": one_call_each,
+    "nine-character ids": functools.partial(with_ids, new=nine_characters),
+    "ids of name and number": functools.partial(with_ids, new=lambda _id, name, n: f"functions.{name}:{n}"),
+    "no ids": functools.partial(with_calls, change=lambda call: {k: v for k, v in call.items() if k != "id"}),
+    "arguments as text": lambda some: with_arguments(some, text_of),
+}
+
+
+def _plain(name: str, row: dict[str, Any]) -> CallFormat:
+    """The format of a table of formats.toml."""
+    style: ArgumentStyle = JSON
+    if "tagged" in row:
+        style = TaggedArguments(**row.pop("tagged"))
+    elif "literal" in row:
+        style = LiteralArguments(Syntax(**row.pop("literal")))
+    frame, messages = Frame(**row.pop("frame")), _MESSAGES[row.pop("messages", "")]
+    return PlainFormat(name, frame, style=style, messages=messages, **row)
+
+
+def _value(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.replace("{id}", ID).replace("{newline}", NEWLINE)
+    if isinstance(value, dict):
+        return {key: _value(part) for key, part in value.items()}
+    return tuple(map(_value, value)) if isinstance(value, list) else value
+
+
+def _read() -> Sequence[CallFormat]:
+    table = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
+    own = {form.name: form for form in _OWN}
+    return [own.get(name) or _plain(name, _value(table[name])) for name in table["order"].split()]
+
+
+FORMATS = _read()
 """In the order in which they are tried: special ones first."""
 
 

@@ -1,11 +1,7 @@
-"""Formats whose arguments are JSON, and that differ in what is around them:
-
-<|tool_call|>[{"name": "f", "arguments": {…}}, …]          <|tool_call|>f<|args|>{…}<|end|>
-"""
+"""Formats whose arguments are JSON, and of which texts do not say it all; the others are in formats.toml."""
 
 from __future__ import annotations
 
-import functools
 import json
 import re
 from collections.abc import Mapping
@@ -13,8 +9,8 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from specllama.calls.format import TemplateData
-from specllama.calls.frame import ID, Frame, FramedFormat, FrameReader, PlainFormat
-from specllama.calls.history import Messages, nine_characters, one_call_each, with_calls, with_ids
+from specllama.calls.frame import ID, Frame, FramedFormat, FrameReader
+from specllama.calls.history import Messages, one_call_each
 from specllama.calls.lark import NEWLINE, Lark, escaped, literal
 from specllama.calls.literals import PYTHON_ARGUMENTS
 from specllama.calls.scanner import Steps
@@ -24,133 +20,18 @@ from specllama.calls.tools import Tools
 _HEAD, _MID = '{"name": "', '", "arguments": '
 
 
-def _list(begin: str, end: str) -> Frame:
-    return Frame(f"{begin}[", _HEAD, _MID, "}", f"]{end}", ", ")
-
-
-def _listed(name: str, markers: tuple[str, ...], begin: str, end: str = "", **more: Any) -> PlainFormat:
-    """A format with one list. begin, end: the tokens around it."""
-    return PlainFormat(name, _list(begin, end), markers, tuple(filter(None, (begin, end))), **more)
-
-
-GRANITE3 = _listed("granite", ("<|tool_call|>", "available_tools"), "<|tool_call|>")
-PHI4 = _listed("phi4", ("<|tool|>", "<|/tool|>"), "<|tool_call|>", "<|/tool_call|>")
-NEMOTRON_V2 = _listed("nemotron", ("<TOOLCALL>",), "<TOOLCALL>", "</TOOLCALL>")
-APRIEL = _listed(  # without ids, which the template would add to the objects
-    "apriel",
-    ("<tool_calls>[", "</tool_calls>"),
-    "<tool_calls>",
-    "</tool_calls>",
-    messages=lambda some: with_calls(some, lambda call: {k: v for k, v in call.items() if k != "id"}),
-)
-MINIMAX_M1 = PlainFormat(  # an object on each line
-    "minimax-m1",
-    Frame("<tool_calls>\n", _HEAD, _MID, "}", "\n</tool_calls>", "\n"),
-    ("<tool_calls>\\n{",),
-    ("<tool_calls>", "</tool_calls>"),
-)
-FUNCTIONARY31 = PlainFormat(  # the name in a tag
-    "functionary-v3.1",
-    Frame("", "<function=", ">", "</function>", known_by="<function="),
-    ("<function=", "</function>", "<|python_tag|>"),
-    ("<function=", "</function>"),
-)
-GIGACHAT = PlainFormat(  # GigaChat 3: one object, which ends the turn
-    "gigachat",
-    Frame("", f"<|function_call|>{_HEAD}", _MID, "}", known_by="<|function_call|>"),
-    ("<|function_call|>", "<|role_sep|>"),
-    ("<|function_call|>",),
-    parallel=False,
-    messages=one_call_each,
-)
-_INNER = ("<|inner_prefix|>", "<|inner_suffix|>")
-APERTUS = PlainFormat(  # the name is the key of the object; it reasons between tokens of its own
-    "apertus",
-    Frame("<|tools_prefix|>[", '{"', '": ', "}", "]<|tools_suffix|>", ", "),
-    ("<|tools_prefix|>", _INNER[0]),
-    ("<|tools_prefix|>", "<|tools_suffix|>", *_INNER),
-    reasons=True,
-    thinks=_INNER,
-)
-_PARTS = _BEGIN, _NAME, _WITH, _DONE = [f"<|tool_call:{part}|>" for part in ("begin", "name", "args", "end")]
-SOLAR = PlainFormat(  # Solar Open: id, name and arguments between tokens
-    "solar",
-    Frame("", f"{_BEGIN}{ID}{_NAME}", _WITH, _DONE, known_by=_BEGIN, id="[a-zA-Z0-9_-]{1,64}"),
-    (_BEGIN, _WITH),
-    ("<|tool_calls|>", *_PARTS),
-)
-
-# Kimi K2, without line breaks; its ids have the name of the function and the number of the call:
-#
-# <|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{…}<|tool_call_end|>
-# <|tool_calls_section_end|>
-
-_SECTION, _SECTION_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
-_ONE, _ITS, _ONE_END = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
-KIMI_K2 = PlainFormat(
-    "kimi-k2",
-    Frame(_SECTION, f"{_ONE}functions.", f":{ID}{_ITS}", _ONE_END, _SECTION_END, id="[0-9]{1,9}"),
-    (_SECTION, _ITS),
-    (_SECTION, _SECTION_END, _ONE, _ITS, _ONE_END),
-    messages=lambda some: with_ids(some, lambda _id, name, n: f"functions.{name}:{n}"),
-)
-
-
 class Firefunction(FramedFormat):
     """Firefunction v2, whose template gets the tools as a text."""
 
     name = "firefunction"
     markers = ("functools[",)
-    frame = replace(_list("functools", ""), known_by="functools[")
+    frame = Frame("functools[", _HEAD, _MID, "}", "]", ", ", known_by="functools[")
     without_tools: ClassVar[Mapping[str, Any]] = {"functions": "[]"}
 
     def template_input(self, *given: Any, **more: Any) -> TemplateData:
         data = super().template_input(*given, **more)
         shown = [tool["function"] for tool in data.variables.get("tools", ())]
         return replace(data, variables={"functions": json.dumps(shown, indent=4)} if shown else {})
-
-
-# DeepSeek, whose bars are not ASCII's.
-
-
-_CALLS, _END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
-_CALL, _SEP, _CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
-_DEEPSEEK = (_CALLS, _END, _CALL, _SEP, _CALL_END)
-DEEPSEEK_R1 = PlainFormat(  # V3 and R1: the arguments are a block of JSON
-    "deepseek-r1",
-    Frame(_CALLS, f"{_CALL}function{_SEP}", "\n```json\n", f"\n```{_CALL_END}", _END, "\n"),
-    (_CALLS, "```json"),
-    _DEEPSEEK,
-)
-DEEPSEEK_V31 = PlainFormat("deepseek-v3.1", Frame(_CALLS, _CALL, _SEP, _CALL_END, _END), (_CALLS,), _DEEPSEEK)
-
-
-# Mistral. Its templates refuse ids that are not 9 letters and digits.
-
-
-_TOOL_CALLS, _ARGS, _CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
-_of_nine = functools.partial(with_ids, new=nine_characters)
-MISTRAL_LIST = PlainFormat(  # Nemo, 7B v0.3, Small up to 3.1
-    "mistral-list",  # [TOOL_CALLS][{"name": "f", "arguments": {…}, "id": "123456789"}]
-    replace(_list(_TOOL_CALLS, ""), tail=f', "id": "{ID}"}}'),
-    (_TOOL_CALLS,),
-    (_TOOL_CALLS,),
-    messages=_of_nine,
-)
-MISTRAL_ARGS = PlainFormat(  # Devstral, Magistral, Ministral 3: [TOOL_CALLS]f[ARGS]{…}
-    "mistral",
-    Frame("", _TOOL_CALLS, _ARGS, "", known_by=_TOOL_CALLS),
-    (_TOOL_CALLS, _ARGS),
-    (_TOOL_CALLS, _ARGS),
-    messages=_of_nine,
-)
-MISTRAL_IDS = PlainFormat(  # Small 3.2: [TOOL_CALLS]f[CALL_ID]123456789[ARGS]{…}
-    "mistral-ids",
-    Frame("", _TOOL_CALLS, f"{_CALL_ID}{ID}{_ARGS}", "", known_by=_TOOL_CALLS),
-    (_TOOL_CALLS, _CALL_ID, _ARGS),
-    (_TOOL_CALLS, _CALL_ID, _ARGS),
-    messages=_of_nine,
-)
 
 
 # Cohere, which has tokens around each part of an answer.

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from specllama.calls.format import marked
-from specllama.calls.frame import Frame, FramedFormat, FrameReader, PlainFormat
+from specllama.calls.frame import Frame, FramedFormat, FrameReader
 from specllama.calls.lark import Lark
 from specllama.calls.scanner import BLANKS, Scanner, Steps
 from specllama.calls.schema import Types, json_text, parameters, type_name
@@ -38,7 +38,6 @@ class Syntax:
 
 
 PYTHON = Syntax("=", ", ", ": ", ("True", "False", "None"))
-_JSON_WORDS = ("true", "false", "null")
 
 
 def write(value: Any, syntax: Syntax) -> str:
@@ -332,9 +331,6 @@ def _unescaped(escape: str) -> str:
 
 
 PYTHON_ARGUMENTS = LiteralArguments(PYTHON)
-PYTHONIC = PlainFormat(  # the whole answer is a list of calls
-    "pythonic", Frame("[", "", "(", ")", "]", ", "), ("[func_name1(params_name1=",), style=PYTHON_ARGUMENTS
-)
 
 
 class Lfm2(FramedFormat):
@@ -349,33 +345,3 @@ class Lfm2(FramedFormat):
     def matches(self, template: str) -> bool:
         markers = ("<|tool_list_start|>", "<|tool_call_start|>", "List of tools: [")
         return any(marker in template for marker in markers)
-
-
-OLMO3 = PlainFormat(  # a call on each line between two control tokens; true, false and null are JSON's
-    "olmo3",
-    Frame("<function_calls>", "", "(", ")", "</function_calls>", "\n"),
-    ("<function_calls>", "<functions>"),
-    ("<function_calls>", "</function_calls>"),
-    LiteralArguments(Syntax("=", ", ", ": ", _JSON_WORDS)),
-)
-
-# Gemma: <|tool_call>call:f{a:1,b:<|"|>x<|"|>}<tool_call|>
-
-GEMMA4 = PlainFormat(  # also reasons in a channel
-    "gemma4",
-    Frame("", "<|tool_call>call:", "{", "}<tool_call|>", known_by="<|tool_call>"),
-    ("<|tool_call>call:",),
-    ("<|tool_call>", "<tool_call|>", '<|"|>', "<|channel>", "<channel|>"),
-    LiteralArguments(Syntax(":", ",", ":", _JSON_WORDS, '<|"|>', sorts=True)),
-    reasons=True,
-    thinks=("<|channel>thought\n", "<channel|>"),
-    headers=(("<|channel>",), "\n"),
-)
-_FUNCTION_CALL, _FUNCTION_CALL_END = "<start_function_call>", "<end_function_call>"
-FUNCTION_GEMMA = PlainFormat(
-    "functiongemma",
-    Frame("", f"{_FUNCTION_CALL}call:", "{", f"}}{_FUNCTION_CALL_END}", known_by=_FUNCTION_CALL),
-    (_FUNCTION_CALL,),
-    (_FUNCTION_CALL, _FUNCTION_CALL_END, "<escape>"),
-    LiteralArguments(Syntax(":", ",", ":", _JSON_WORDS, "<escape>", sorts=True)),
-)

@@ -1,4 +1,4 @@
-"""Formats with the arguments one by one between tags: strings are raw text, other values are JSON.
+"""Arguments one by one between tags: strings are raw text, other values are JSON.
 
 <parameter=key>
 value
@@ -12,8 +12,8 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from specllama.calls.format import marked
-from specllama.calls.frame import Frame, FrameReader, PlainFormat
-from specllama.calls.history import text_of, with_arguments
+from specllama.calls.frame import FrameReader
+from specllama.calls.history import text_of
 from specllama.calls.lark import NEWLINE, Lark, literal
 from specllama.calls.scanner import Steps
 from specllama.calls.schema import Types, embedded, json_text, of_type, parameters, type_name
@@ -144,123 +144,3 @@ def converted(text: str, types: frozenset[str] | None) -> str:
     if kind and (expected if of_type(types, "string") else True) and not (kind == "string" and types is None):
         return short
     return json.dumps(text, ensure_ascii=False)
-
-
-# Qwen3-Coder, Qwen 3.5, Nemotron 3 and Step 3.5, and Seed, which has its own tag:
-#
-# <tool_call>
-# <function=f>
-# <parameter=key>
-# value
-# </parameter>
-# </function>
-# </tool_call>
-
-
-def _function_frame(opening: str, closing: str) -> Frame:
-    head, tail = f"{opening}\n<function=", f"</function>\n{closing}"
-    return Frame("", head, ">\n", tail, between=NEWLINE, known_by=opening)
-
-
-_QWEN, _SEED = ("<tool_call>", "</tool_call>"), ("<seed:tool_call>", "</seed:tool_call>")
-QWEN_XML = PlainFormat(
-    "qwen-xml",
-    _function_frame(*_QWEN),
-    (_QWEN[0], "<function=", "<parameter="),
-    _QWEN,
-    TaggedArguments("<parameter=", ">\n", "\n</parameter>\n", words=True),
-)
-SEED = PlainFormat(  # ByteDance's Seed-OSS: values are on the line of their tags
-    "seed",
-    _function_frame(*_SEED),
-    (_SEED[0], "<function=", "<parameter="),
-    _SEED,
-    TaggedArguments("<parameter=", ">", "</parameter>\n", words=True),
-    messages=lambda some: with_arguments(some, text_of),  # the template writes other values as Python does
-)
-
-
-# GLM 4.5 and later, Laguna, Ling and Spark, which differ in where lines end, and Hy3:
-#
-# <tool_call>f
-# <arg_key>key</arg_key>
-# <arg_value>value</arg_value>
-# </tool_call>
-
-
-_GLM = _OPEN, _CLOSE, _KEY, _KEY_END, _VALUE, _VALUE_END = (
-    *("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
-)
-GLM = PlainFormat(
-    "glm",
-    Frame("", _OPEN, 2 * NEWLINE, _CLOSE, between=NEWLINE, known_by=_OPEN),  # mid: Ling's without any
-    (_OPEN, _KEY, _VALUE),
-    _GLM,
-    TaggedArguments(_KEY, f"{_KEY_END}{NEWLINE}{_VALUE}", f"{_VALUE_END}{NEWLINE}"),
-)
-_NAMES = ("tool_calls", "tool_call", "arg_key", "arg_value", "think")  # of Hy3's tags in pairs
-
-
-def _hy3(name: str) -> str:
-    return f"<{name}:opensource>"
-
-
-HY3 = PlainFormat(  # Tencent's: all tags are control tokens with a suffix, and one more is around the calls
-    "hy3",
-    Frame(
-        *(
-            f"{_hy3('tool_calls')}\n",
-            _hy3("tool_call"),
-            f"{_hy3('tool_sep')}\n",
-            f"{_hy3('/tool_call')}\n",
-        ),
-        end=_hy3("/tool_calls"),
-    ),
-    ("HYTK = ':opensource'", "<tool_sep{}>"),
-    tuple(map(_hy3, (*_NAMES, *(f"/{name}" for name in _NAMES), "tool_sep"))),
-    TaggedArguments(_hy3("arg_key"), f"{_hy3('/arg_key')}\n{_hy3('arg_value')}", f"{_hy3('/arg_value')}\n"),
-    thinks=(_hy3("think"), _hy3("/think")),
-)
-
-
-# MiniMax M2, and DeepSeek's V3.2 and V4, whose tags have bars that are not ASCII's:
-#
-# <minimax:tool_call>
-# <invoke name="f">
-# <parameter name="key">value</parameter>
-# </invoke>
-# </minimax:tool_call>
-
-
-def _invoke_frame(prefix: str, opening: str, closing: str, mid: str = '">\n') -> Frame:
-    return Frame(f"{opening}\n", f'<{prefix}invoke name="', mid, f"</{prefix}invoke>\n", closing)
-
-
-_MINIMAX = ("<minimax:tool_call>", "</minimax:tool_call>")
-MINIMAX_M2 = PlainFormat(
-    "minimax-m2",
-    _invoke_frame("", *_MINIMAX),
-    (_MINIMAX[0], '<invoke name="'),
-    _MINIMAX,
-    TaggedArguments('<parameter name="', '">', "</parameter>\n"),
-)
-
-
-_DSML = "｜DSML｜"
-_DSML_ARGUMENTS = TaggedArguments(
-    f'<{_DSML}parameter name="', '" string="', f"</{_DSML}parameter>\n", typed=('true">', 'false">')
-)
-DEEPSEEK_V32 = PlainFormat(
-    "deepseek-v3.2",
-    _invoke_frame(_DSML, f"<{_DSML}function_calls>", f"</{_DSML}function_calls>"),
-    (_DSML, "function_calls>"),
-    (_DSML,),
-    _DSML_ARGUMENTS,
-)
-DEEPSEEK_V4 = PlainFormat(  # with another outer tag
-    "deepseek-v4",
-    _invoke_frame(_DSML, f"<{_DSML}tool_calls>", f"</{_DSML}tool_calls>", f'">\n{NEWLINE}'),
-    (_DSML, "tool_calls>"),
-    (_DSML,),
-    _DSML_ARGUMENTS,
-)

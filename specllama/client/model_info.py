@@ -5,7 +5,7 @@ Plain data that crosses the pipe; knows no messages.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 
 from specllama.calls.formats import choose, named
 from specllama.calls.scanner import CallReader, ChannelReader
@@ -60,7 +60,7 @@ class ModelInfo:
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingInfo:
-    """How a model makes vectors. pooling: as in gguf/embedders.py. n_values: numbers of a vector. shortens:
+    """How a model makes vectors. pooling: one of POOLING_TYPES. n_values: numbers of a vector. shortens:
     whether its first numbers are a vector too.
     """
 
@@ -82,7 +82,7 @@ _INTERNAL = {  # fields of LoadInfo that `LLM.info` does not have
 # fmt: on
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LoadInfo:
     """The loaded models, and how they are used.
 
@@ -106,26 +106,26 @@ class LoadInfo:
     """
 
     target: ModelInfo
-    draft: ModelInfo | None
-    verdict: str | None
+    draft: ModelInfo | None = None
+    verdict: str | None = None
     n_ctx: int
-    n_ctx_draft: int
+    n_ctx_draft: int = 0
     n_vocab: int
     n_threads: int
-    drafters: tuple[str, ...]
-    memory: bool
-    draft_max: int | None
-    longest_draft: int
+    drafters: tuple[str, ...] = ()
+    memory: bool = False
+    draft_max: int | None = 0
+    longest_draft: int = 0
     notes: tuple[Note, ...]
     off_reason: str
     load_seconds: float
-    n_slots: int
+    n_slots: int = 0
     n_ctx_train: int
     file_bytes: int
     end_ids: tuple[int, ...]
-    sampling: SamplingParams
-    template: str
-    template_works: bool
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    template: str = ""
+    template_works: bool = False
     bos_token: str
     eos_token: str
     head: str = ""

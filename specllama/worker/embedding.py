@@ -23,7 +23,6 @@ from specllama.client.tune_messages import Calibrate, Calibrated
 from specllama.clock import running_time
 from specllama.config.load import LoadSettings
 from specllama.core.interfaces import DecodeError
-from specllama.core.sampling.params import SamplingParams
 from specllama.errors import ContextLengthError, EngineError, Note, SpecllamaError, UsageError, option
 from specllama.gguf.architectures import computed_at_once, is_embedder, may_shorten, pooling_of
 from specllama.gguf.header import Header, read_model
@@ -32,11 +31,11 @@ from specllama.llama.embedding import MAX_TEXTS, EmbeddingContext, normalised, r
 from specllama.llama.library import devices
 from specllama.llama.model import LlamaModel
 from specllama.models.memory.available import available_memory
-from specllama.models.memory.plan import MemoryPlan, on_gpus, plan_embedder
+from specllama.models.memory.plan import on_gpus, plan_embedder
 from specllama.worker.conversations import detokenize, token_bytes
 from specllama.worker.draft import checked_header, fitted_to, gpus, reporter
 from specllama.worker.intake import Send
-from specllama.worker.load_info import device_infos, model_info
+from specllama.worker.load_info import facts
 from specllama.worker.loader import slow_seconds
 
 _MOST_NUMBERS = 3_000_000  # of a text without pooling, so that they fit into a message as text
@@ -284,39 +283,11 @@ def open_embedder(order: protocol.Load, send: Send) -> tuple[EmbeddingEngine, pr
     )
     context.embed([[max(0, model.bos_id)]])  # page faults and allocations
     seconds = running_time() - started
-    return engine, protocol.Ready(_described(engine, plan, seconds))
-
-
-def _described(engine: EmbeddingEngine, plan: MemoryPlan, seconds: float) -> LoadInfo:
-    header, model, context = engine.header, engine.model, engine.context
-    return LoadInfo(
-        target=model_info(engine.settings.target.path, header, plan.target.n_gpu_layers),
-        draft=None,
-        verdict=None,
-        n_ctx=context.n_ctx,
-        n_ctx_draft=0,
-        n_vocab=model.n_vocab,
-        n_threads=context.n_threads,
-        drafters=(),
-        memory=False,
-        draft_max=0,
-        longest_draft=0,
+    described = LoadInfo(
+        **facts(settings.target.path, header, model, context, plan),
         notes=tuple(map(Note, plan.warnings)),
-        off_reason=writes_nothing(header.name, engine.info),
+        off_reason=writes_nothing(header.name, info),
         load_seconds=seconds,
-        n_slots=0,
-        n_ctx_train=model.n_ctx_train,
-        file_bytes=header.file_bytes,
-        end_ids=tuple(sorted(model.end_ids)),
-        sampling=SamplingParams(),
-        template="",
-        template_works=False,
-        bos_token=model.token_text(model.bos_id),
-        eos_token=model.token_text(model.eos_id),
-        architecture=header.architecture,
-        n_layer=header.n_layer,
-        host_bytes=plan.host,
-        device_bytes=plan.device,
-        gpus=tuple(device for device in device_infos() if device.gpu),
-        embedding=engine.info,
+        embedding=info,
     )
+    return engine, protocol.Ready(described)

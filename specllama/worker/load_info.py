@@ -8,6 +8,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from specllama.client.model_info import BuildInfo, DeviceInfo, LoadInfo, ModelInfo
 from specllama.config.load import AUTO
@@ -15,10 +16,12 @@ from specllama.core.sampling.params import MAX_STEPS, PARAMETERS, SamplingParams
 from specllama.drafters import words_of
 from specllama.errors import Note, option
 from specllama.gguf.header import Header
-from specllama.llama.context import why_no_branches
+from specllama.llama.context import LlamaContext, why_no_branches
+from specllama.llama.embedding import EmbeddingContext
 from specllama.llama.library import KERNELS, build_info, devices, system_info
-from specllama.llama.model import fim_tokens
+from specllama.llama.model import LlamaModel, fim_tokens
 from specllama.models.memory.available import gpus_present
+from specllama.models.memory.plan import MemoryPlan
 from specllama.worker.loader import Loaded
 from specllama.worker.tool_calls import ToolCalls
 
@@ -32,17 +35,14 @@ def load_info(loaded: Loaded, template_works: bool, notes: Sequence[Note], calls
     draft = loaded.draft or head
     planned = plan.draft if loaded.draft else plan.head or plan.draft
     return LoadInfo(
-        target=model_info(s.target.path, header, plan.target.n_gpu_layers),
+        **facts(s.target.path, header, model, context, plan),
         draft=model_info(draft.settings.path, draft.header, planned.n_gpu_layers)
         if draft and planned
         else None,
         head=head.head.label if head else "",
         head_in_target=head is not None and not head.head.own_file,
         verdict=verdicts[0 if loaded.draft else -1].verdict if verdicts else None,
-        n_ctx=context.n_ctx,
         n_ctx_draft=draft.context.n_ctx if draft else 0,
-        n_vocab=model.n_vocab,
-        n_threads=context.n_threads,
         drafters=tuple(words_of(loaded.drafters)),
         memory=loaded.history is not None,
         draft_max=s.draft_max,
@@ -58,26 +58,42 @@ def load_info(loaded: Loaded, template_works: bool, notes: Sequence[Note], calls
         off_reason=loaded.off_reason,
         load_seconds=loaded.load_seconds,
         n_slots=s.n_slots,
-        n_ctx_train=model.n_ctx_train,
-        file_bytes=header.file_bytes,
-        end_ids=tuple(sorted(model.end_ids)),
         sampling=SamplingParams.merge(sampling_defaults(model.metadata)),
         template=s.chat_template or header.chat_template or "",
         template_works=template_works,
-        bos_token=model.token_text(model.bos_id),
-        eos_token=model.token_text(model.eos_id),
         model_based=tuple(words_of([d for d in loaded.drafters if d.runs_model])),
         forced=tuple(d.name for d in loaded.drafters if d.forces),
         call_format=calls.format.name,
         call_tokens=tuple(calls.tokens),
         template_reasons=calls.reasons,
         infill=not fim_tokens(model).missing,
-        architecture=header.architecture,
-        n_layer=header.n_layer,
-        host_bytes=plan.host,
-        device_bytes=plan.device,
-        gpus=tuple(device for device in device_infos() if device.gpu),
     )
+
+
+def facts(
+    path: str,
+    header: Header,
+    model: LlamaModel,
+    context: LlamaContext | EmbeddingContext,
+    plan: MemoryPlan,
+) -> dict[str, Any]:
+    """The fields of LoadInfo that a file and its context have, whatever the model makes."""
+    return {
+        "target": model_info(path, header, plan.target.n_gpu_layers),
+        "n_ctx": context.n_ctx,
+        "n_vocab": model.n_vocab,
+        "n_threads": context.n_threads,
+        "n_ctx_train": model.n_ctx_train,
+        "file_bytes": header.file_bytes,
+        "end_ids": tuple(sorted(model.end_ids)),
+        "bos_token": model.token_text(model.bos_id),
+        "eos_token": model.token_text(model.eos_id),
+        "architecture": header.architecture,
+        "n_layer": header.n_layer,
+        "host_bytes": plan.host,
+        "device_bytes": plan.device,
+        "gpus": tuple(device for device in device_infos() if device.gpu),
+    }
 
 
 def model_info(path: str, header: Header, n_gpu_layers: int) -> ModelInfo:
