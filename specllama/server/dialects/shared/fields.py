@@ -3,7 +3,7 @@
 null means absent at every level, and 4.0 is a whole number. Unknown fields have no effect: they are
 ignored and reported (`RequestBody.ignored_fields`), except those that clients send with every request
 (`Body.unnamed`). Fields of other APIs that would change the text are errors; they are listed in
-foreign_fields.py. Every list and object is bounded by AtMost, SMALL or MAX_FIELDS before its items are
+fields.toml. Every list and object is bounded by AtMost, SMALL or MAX_FIELDS before its items are
 processed.
 """
 
@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import functools
 import re
+import tomllib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, TypeVar, cast, get_args
 
 from pydantic import (
@@ -31,50 +33,11 @@ from pydantic_core import CoreSchema, core_schema
 from specllama.errors import UsageError
 from specllama.json_types import JsonObject
 
-# Fields of other APIs: which have no effect, and which would change the text.
-#
-# Fields that are not listed here are ignored and reported, see fields.py.
-
-
-_NO_EFFECT = frozenset(
-    {
-        "cache_prompt", "id_slot", "user", "metadata", "store", "service_tier", "safety_identifier",
-        "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options", "n_keep",
-        "slot_id", "timings_per_token", "return_progress", "return_tokens", "priority", "request_id",
-        "spaces_between_special_tokens", "n_cache_reuse", "response_fields", "n_discard", "sse_ping_interval",
-        "backend_sampling", "disable_parallel_tool_use", "preserved_tokens", "verbose",
-        "client_metadata", "max_tool_calls", "background_options", "access_programs", "betas",
-        "cache_control", "inference_geo", "speed", "diagnostics",
-        "grammar_triggers",  # unless grammar_lazy, which is in _OFF, switches them on
-    }
-)  # fmt: skip
-"""Fields that have no effect here and are not named, since clients send them with every request."""
-_OFF: Mapping[str, tuple[Any, ...]] = {
-    # Conversations and prompts of other APIs.
-    **dict.fromkeys(("messages", "images", "tools", "functions"), ([],)),
-    **dict.fromkeys(("prompt", "input", "system"), ("", [])),
-    **dict.fromkeys(("instructions", "suffix", "chat_template", "template"), ("",)),
-    **dict.fromkeys(("generation_prompt", "chat_parser"), ("",)),
-    **dict.fromkeys(("reasoning_budget_start_tag", "reasoning_budget_end_tag"), ("",)),
-    "reasoning_budget_end_tags": ([],),
-    **dict.fromkeys(("tool_choice", "function_call"), ("none", "auto")),
-    "parallel_tool_calls": (True, False),
-    "modalities": (["text"],),
-    "reasoning_format": ("auto", "none", "deepseek", "deepseek-legacy"),  # texts are not split
-    **dict.fromkeys(("add_generation_prompt", "continue_final_message", "parse_tool_calls"), (True,)),
-    # How a text is made.
-    **dict.fromkeys(("bad_words", "allowed_token_ids", "logits_processors", "documents", "lora"), ([],)),
-    **dict.fromkeys(
-        ("echo", "use_beam_search", "include_stop_str_in_output", "post_sampling_probs"), (False,)
-    ),
-    **dict.fromkeys(("length_penalty", "tfs_z"), (1,)),
-    "top_a": (0,),
-    "grammar_lazy": (False,),
-    "add_special_tokens": (True,),
-    "truncate_prompt_tokens": (-1,),
-    "web_search_options": (),
+_TABLE: dict[str, Any] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
+_NO_EFFECT = frozenset(_TABLE["no_effect"].split())
+_OFF: Mapping[str, list[Any]] = {
+    name: values for names, values in _TABLE["off"].items() for name in names.split()
 }
-"""Fields that are not supported, with the values that would change nothing."""
 
 
 def is_harmless(name: str, value: Any) -> bool | None:
