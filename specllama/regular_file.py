@@ -1,6 +1,6 @@
 """Opens files to read that must be regular ones: a FIFO, a device or a socket in their place, at which an
 ordinary `open` waits for ever, is an error at once. Files that a user names, as with -f, may be such:
-config/text_file.py.
+config/text_file.py. And reads the tables that the package contains.
 """
 
 from __future__ import annotations
@@ -8,7 +8,9 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from typing import BinaryIO
+import tomllib
+from pathlib import Path
+from typing import Any, BinaryIO
 
 
 class NotRegularError(OSError):
@@ -38,3 +40,11 @@ def _check(path: str | os.PathLike[str], info: os.stat_result) -> None:
     if not stat.S_ISREG(info.st_mode):
         name = os.path.basename(path)
         raise NotRegularError(errno.EINVAL, f"{name} is not a regular file", os.fspath(path))
+
+
+def table_of(module: str, name: str = "") -> dict[str, Any]:
+    """The TOML file of the package beside a module. module: its __file__. name: of the file, "" for that of
+    the module.
+    """
+    path = Path(module)
+    return tomllib.loads((path.with_name(name) if name else path.with_suffix(".toml")).read_text("utf-8"))

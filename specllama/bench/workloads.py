@@ -6,15 +6,14 @@ Reads and checks files. Knows no models and no chat templates.
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
 from typing import Any, TypeVar
 
 from specllama.bench.runner import BenchCase, ForcedText
 from specllama.config.text_file import read_text
 from specllama.errors import UsageError
 from specllama.json_types import JsonObject, why_not_json
+from specllama.regular_file import table_of
 
 MAX_PROMPTS = 10_000
 MAX_CHARACTERS = 1 << 20  # of one prompt
@@ -31,8 +30,7 @@ _TEXTS_SHAPE = (
 _Tasks = TypeVar("_Tasks")
 
 WORKLOADS: Mapping[str, tuple[str, ...]] = {
-    name: tuple(prompts)
-    for name, prompts in tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8")).items()
+    name: tuple(prompts) for name, prompts in table_of(__file__).items()
 }
 
 

@@ -6,9 +6,7 @@ from __future__ import annotations
 
 import functools
 import re
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from specllama.calls import json_formats
@@ -28,6 +26,7 @@ from specllama.calls.lark import NEWLINE
 from specllama.calls.literals import Lfm2, LiteralArguments, Syntax
 from specllama.calls.tagged import TaggedArguments
 from specllama.errors import UsageError, option
+from specllama.regular_file import table_of
 
 GENERIC: CallFormat = json_formats.Generic()
 """For templates of no known family, and those that know no tools."""
@@ -66,7 +65,7 @@ def _value(value: Any) -> Any:
 
 
 def _read() -> Sequence[CallFormat]:
-    table = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
+    table = table_of(__file__)
     own = {form.name: form for form in _OWN}
     return [own.get(name) or _plain(name, _value(table[name])) for name in table["order"].split()]
 

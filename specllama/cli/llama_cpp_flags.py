@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import functools
 import re
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specllama.errors import UsageError
+from specllama.regular_file import table_of
 
 if TYPE_CHECKING:
     from specllama.option import Option
@@ -26,7 +25,7 @@ _OF_CHAT = ("-cnv", "--conversation", "-i", "--interactive", "-if", "--interacti
 
 @functools.cache
 def _table() -> dict[str, Any]:
-    return tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
+    return table_of(__file__)
 
 
 def hints() -> Mapping[str, str]:

@@ -9,14 +9,13 @@ from __future__ import annotations
 import functools
 import os
 import re
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 from specllama.config.text_file import expanded, read_text
 from specllama.errors import NotFoundError, UsageError, option, quoted
 from specllama.option import Form, of_kind
+from specllama.regular_file import table_of
 from specllama.rpc import endpoints
 
 # Chat templates by the names that llama.cpp gives them.
@@ -28,7 +27,7 @@ _NAME = re.compile(r"[a-z][a-z0-9._-]{0,31}")
 @functools.cache
 def named_templates() -> Mapping[str, str]:
     """The template of each name."""
-    return tomllib.loads(Path(__file__).with_name("chat_templates.toml").read_text("utf-8"))
+    return table_of(__file__, "chat_templates.toml")
 
 
 def named_template(given: str) -> str:

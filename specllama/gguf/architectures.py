@@ -6,13 +6,12 @@ shortened. Knows no settings.
 from __future__ import annotations
 
 import re
-import tomllib
-from pathlib import Path
 from typing import Any
 
 from specllama.gguf.header import Header, tensor_names
+from specllama.regular_file import table_of
 
-_TABLE: dict[str, Any] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
+_TABLE: dict[str, Any] = table_of(__file__)
 
 
 def _names(key: str) -> frozenset[str]:

@@ -9,12 +9,10 @@ from __future__ import annotations
 import math
 import re
 import struct
-import tomllib
 from array import array
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,8 +20,9 @@ from numpy.typing import NDArray
 
 from specllama.errors import GGUFError
 from specllama.gguf.source import DOWNLOAD_AGAIN, GGUFSource, Window, foreign_format
+from specllama.regular_file import table_of
 
-_TABLE: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
+_TABLE: dict[str, dict[str, Any]] = table_of(__file__)
 
 
 class GGMLType(NamedTuple):

@@ -13,16 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from specllama.client import protocol
-from specllama.client.tune_messages import (
-    Calibrate,
-    Calibrated,
-    Configure,
-    Configured,
-    Inspect,
-    Inspected,
-    Tune,
-)
+from specllama.client import protocol, tune_messages
 from specllama.clock import running_time
 from specllama.config.load import AUTO
 from specllama.config.store import Store
@@ -99,17 +90,17 @@ class LoadedEngine:
                 mask = running.generation.request.mask
                 if running.id == message.id and isinstance(mask, ReasoningBudget):
                     mask.end()
-        elif isinstance(message, Configure):
+        elif isinstance(message, tune_messages.Configure):
             self._configure(message)
         elif isinstance(message, protocol.Question):
             self._answer(message, size)
-        elif isinstance(message, Tune):
+        elif isinstance(message, tune_messages.Tune):
             from specllama.worker.tuning.tuner import Tuner
 
             self.tuner = Tuner(message, None if self.busy else self.engine, self.loaded, self.ids, self.send)
-        elif isinstance(message, Calibrate):
+        elif isinstance(message, tune_messages.Calibrate):
             more, profile = self.idle.measure(message.seconds), self.loaded.profile
-            self.send(Calibrated(profile.t1, profile.epsilon, more))
+            self.send(tune_messages.Calibrated(profile.t1, profile.epsilon, more))
         else:
             raise EngineError(f"the engine process does not accept {type(message).__name__}")
 
@@ -182,7 +173,7 @@ class LoadedEngine:
             with refusing(self.send, action):
                 self.handle(action)
 
-    def _configure(self, message: Configure) -> None:
+    def _configure(self, message: tune_messages.Configure) -> None:
         """Switch to another policy over the same drafters; the planner keeps what it has learnt."""
         if self.engine.busy or self.intake.busy:
             raise EngineError("only a loaded engine that is idle can be configured")
@@ -193,7 +184,7 @@ class LoadedEngine:
             draft_p_min=message.draft_p_min,
         )
         self.engine.policy = self.loaded.policy(message.runs_models)
-        self.send(Configured())
+        self.send(tune_messages.Configured())
 
     def _generate(self, message: protocol.Generate, size: int) -> None:
         if self.tuner is not None:
@@ -535,12 +526,12 @@ class EngineCore:
             self.send(ready)
 
     def _handle(self, message: protocol.Message, size: int) -> None:
-        if isinstance(message, Inspect):
-            self.send(Inspected(inspect_build()))
+        if isinstance(message, tune_messages.Inspect):
+            self.send(tune_messages.Inspected(inspect_build()))
         elif self.loaded_engine is not None:
             self.loaded_engine.handle(message, size)
-        elif isinstance(message, Calibrate):
-            self.send(Calibrated(None, None, False))
+        elif isinstance(message, tune_messages.Calibrate):
+            self.send(tune_messages.Calibrated(None, None, False))
         elif not isinstance(message, (protocol.Cancel, protocol.EndReasoning)):
             raise EngineError("no model is loaded")
 

@@ -80,9 +80,6 @@ ONLY: dict[str, tuple[str, ...]] = {
     ),
 }  # fmt: skip
 ONLY["cli"] += ("bench", "server")
-LONGER_THAN_600 = {
-    "client/protocol.py": "one small class a message, and the union of them all",
-}
 EXTENDED = ("drafters", "heads", "calls", "cli", "server.dialects")  # one file an item
 SHORTER_THAN_60 = {
     **dict.fromkeys(("json_types", "wording", "regular_file", "stored_figures"), "a layer"),
@@ -479,8 +476,7 @@ def test_names_say_what_they_hold() -> None:
 
 def test_files_are_short() -> None:
     lengths = {str(p.relative_to(PACKAGE)): len(p.read_text("utf-8").splitlines()) for p in FILES}
-    assert {name: n for name, n in lengths.items() if n > 600 and name not in LONGER_THAN_600} == {}
-    assert {name for name in LONGER_THAN_600 if lengths.get(name, 0) <= 600} == set()
+    assert {name: n for name, n in lengths.items() if n > 600} == {}
 
 
 def test_files_hold_what_is_read_together() -> None:

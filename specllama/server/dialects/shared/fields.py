@@ -11,10 +11,8 @@ from __future__ import annotations
 
 import functools
 import re
-import tomllib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar, TypeVar, cast, get_args
 
 from pydantic import (
@@ -32,8 +30,9 @@ from pydantic_core import CoreSchema, core_schema
 
 from specllama.errors import UsageError
 from specllama.json_types import JsonObject
+from specllama.regular_file import table_of
 
-_TABLE: dict[str, Any] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
+_TABLE: dict[str, Any] = table_of(__file__)
 _NO_EFFECT = frozenset(_TABLE["no_effect"].split())
 _OFF: Mapping[str, list[Any]] = {
     name: values for names, values in _TABLE["off"].items() for name in names.split()
