@@ -241,7 +241,7 @@ class ToolCalls:
         """A line where a budget has no effect, "" where it has or that was said before."""
         if self.reasons or not self._is_new("reasoning_budget"):
             return ""
-        return "reasoning_budget has no effect: the chat template of this model knows no reasoning"
+        return "a reasoning budget has no effect: the chat template of this model knows no reasoning"
 
     @property
     def thought_tag(self) -> str:

@@ -33,14 +33,14 @@ def test_values_that_the_server_takes_are_taken(page: Page) -> None:
     page.press("Settings")
     for label, (_, value) in VALUES.items():
         page.get("spinbutton", label).send_keys(value)
-    page.get("textbox", "Stop texts").send_keys("\n\nEND\nthe end")
+    page.get("textbox", "Stop texts").send_keys("\n\nEND\nthe end\n\\n\\n\\n\n\\\\n")
     page.press("Save")
     page.until(lambda: not page.all("dialog"))
     page.ask("What does os.walk do?")
     body = json.loads(page.js("return window.sent")[0])
     for name, value in VALUES.values():
         assert body[name] == float(value), name
-    assert body["stop"] == ["END", "the end"]
+    assert body["stop"] == ["END", "the end", "\n\n\n", "\\n"]
     page.ready()
     page.press("Settings")
     for label, (_, value) in VALUES.items():

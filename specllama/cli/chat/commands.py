@@ -11,7 +11,7 @@ from specllama.cli.chat.conversation import read
 from specllama.cli.chat.engine import LeaveError
 from specllama.cli.chat.library import ChatLibrary
 from specllama.cli.chat.session import ChatSession
-from specllama.cli.chat.settings import NAMES, assign, parameter, shown
+from specllama.cli.chat.settings import NAMES, assign, idle, parameter, shown
 from specllama.cli.chat.terminal import FILE
 from specllama.cli.formatting import nearest
 from specllama.cli.options import refuse_stdout
@@ -72,10 +72,14 @@ def _system(session: ChatSession, rest: str) -> None:
 def _set(session: ChatSession, rest: str) -> None:
     typed, _, value = rest.partition(" ")
     names = (parameter(typed),) if typed else NAMES
+    before = idle(session.params)
     if value:
         session.conversation.params = assign(session.params, names[0], value.strip())
     for name in names:
         console.note(visible(shown(name, session.params, session.used)))
+    for sentence in idle(session.params):
+        if sentence not in before:
+            console.note(f"note: {sentence}")
 
 
 def _clear(session: ChatSession, _rest: str) -> None:

@@ -19,7 +19,7 @@ from specllama.cli.formatting import nearest
 from specllama.config import build
 from specllama.config.text_file import read_text
 from specllama.core.sampling.params import SamplingParams
-from specllama.errors import UsageError
+from specllama.errors import UsageError, with_option_names
 from specllama.json_types import JsonObject, why_not_json
 
 NAMES = tuple(f.name for f in fields(SamplingParams) if f.name not in ("logprobs", "n"))
@@ -61,6 +61,12 @@ def shown(name: str, params: Mapping[str, Any], used: Mapping[str, Any]) -> str:
     return f"{name:18} {_text(used.get(name, getattr(SamplingParams(), name)))}"
 
 
+def idle(params: Mapping[str, Any]) -> list[str]:
+    """What has no effect of the parameters that are set, a sentence for each reason."""
+    sentences = SamplingParams.merge(params).without_effect([*params])
+    return [with_option_names(sentence, lambda name, _: name) for sentence in sentences]
+
+
 def restored(
     system: str, params: Mapping[str, Any], now_system: str, now_params: Mapping[str, Any]
 ) -> list[str]:
@@ -93,7 +99,9 @@ def _value(name: str, text: str) -> Any:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
-        return text
+        value = text
+    if name in ("stop", "dry_sequence_breakers") and isinstance(value, str):
+        return [value]
     return text if name in _TEXTS and not isinstance(value, (str, list)) else value
 
 

@@ -331,17 +331,28 @@ class SamplingParams:
 
     def without_effect(self, given: Collection[str]) -> list[str]:
         """What has no effect of the parameters that are given by name, a sentence for each reason."""
-        reasons: dict[str, str] = {}
+        reasons: dict[str, list[str]] = {}
         for name in (n for n in given if getattr(self, n) != PARAMETERS[n].default):
-            step = STEP_NAMES.get(PARAMETERS[name].step, "")
             switch = next((s for begin, s in _SWITCH.items() if name.startswith(begin) and name != s), "")
-            if self.mirostat and step and name != "temperature":
-                reasons.setdefault("mirostat", f"{option(name)} has no effect with {option('mirostat')}")
-            elif step and step not in self.samplers:
-                reasons.setdefault(step, f"{option(name)} has no effect: {step} is not among the samplers")
-            elif switch and getattr(self, switch) == PARAMETERS[switch].default:
-                reasons.setdefault(switch, f"{option(name)} has no effect without {option(switch)}")
-        return [*reasons.values()]
+            if reason := self._why_idle(name, switch):
+                reasons.setdefault(reason, []).append(option(name))
+        sentences = []
+        for reason, names in reasons.items():
+            listed = ", ".join(names[:-1]) + " and " * (len(names) > 1) + names[-1]
+            sentences.append(f"{listed} {'have' if len(names) > 1 else 'has'} no effect{reason}")
+        return sentences
+
+    def _why_idle(self, name: str, switch: str) -> str:
+        """Why a parameter has no effect, "" where it has one. switch: the one that it needs, "" for none."""
+        step = STEP_NAMES.get(PARAMETERS[name].step, "")
+        of_steps = name in ("samplers", "min_keep", "repeat_last_n") or (step and name != "temperature")
+        if self.mirostat and of_steps:
+            return f" with {option('mirostat')}"
+        if step and step not in self.samplers and not self.mirostat:
+            return f": {step} is not among the samplers"
+        if switch and getattr(self, switch) == PARAMETERS[switch].default:
+            return f" without {option(switch)}"
+        return ": above 0.5 xtc is off" if name == "xtc_threshold" and self.xtc_threshold > 0.5 else ""
 
     @classmethod
     def merge(cls, *layers: Mapping[str, Any]) -> SamplingParams:

@@ -34,11 +34,11 @@ const HELP = {
 	dry_multiplier: "Above 0, tokens that would continue a repetition become less likely.",
 	dry_allowed_length: "Repetitions of so many tokens are allowed.",
 	dry_penalty_last_n: "How many of the last tokens are searched for repetitions. -1: all, 0: none.",
-	dry_sequence_breakers: "Texts at which a repetition ends, one a line.",
+	dry_sequence_breakers: "Texts at which a repetition ends, one a line; \\n is a newline.",
 	mirostat: "1 or 2: Mirostat, which keeps the surprise of the text constant and uses the temperature alone. 0: off.",
 	samplers: "The sampling steps in their order, one a line: penalties, dry, top_n_sigma, top_k, typ_p, top_p, min_p, xtc, temperature.",
 	infill_sampling: "llama.cpp's way of sampling for gaps in code, which ends texts early.",
-	stop: "The answer ends before the first of these texts.",
+	stop: "The answer ends before the first of these texts; \\n is a newline.",
 	reasoning_budget: "The reasoning ends after so many tokens, and the answer begins. 0: at once, -1: when the model ends it.",
 	reasoning_budget_message: "Is written at the end of reasoning that is ended by its longest length.",
 	draft_max: "At most so many tokens are drafted in a round. The text is the same with any length.",
@@ -55,6 +55,11 @@ function shownDefault({ name }, value) {
 	if (name === "max_tokens" && value === -1) return "until its end";
 	return typeof value === "number" ? String(Number(value.toPrecision(6))) : "";
 }
+
+const ESCAPES = { "\\": "\\\\", "\n": "\\n", "\t": "\\t", "\r": "\\r" };
+/** A text as one line, and back: its newlines, tabs and backslashes are escapes. */
+const asLine = (text) => text.replace(/[\\\n\t\r]/g, (one) => ESCAPES[one]);
+const ofLine = (line) => line.replace(/\\[\\ntr]/g, (two) => Object.keys(ESCAPES).find((one) => ESCAPES[one] === two));
 
 /** A field: {name, row, read(), set(value), clear()}, whose value is undefined where nothing is set. */
 function fieldOf(parameter, value, standard) {
@@ -73,10 +78,10 @@ function fieldOf(parameter, value, standard) {
 	} else if (parameter.many) {
 		input = element("textarea", { ...shared, rows: 2, placeholder: "none" });
 		set = (next) => {
-			input.value = (Array.isArray(next) ? next : []).join("\n");
+			input.value = (Array.isArray(next) ? next : []).map(asLine).join("\n");
 		};
 		read = () => {
-			const lines = input.value.split("\n").filter(Boolean);
+			const lines = input.value.split("\n").filter(Boolean).map(ofLine);
 			return lines.length ? lines : undefined;
 		};
 	} else if (type === "text") {

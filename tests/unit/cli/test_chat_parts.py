@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from specllama.calls.formats import GENERIC
 from specllama.calls.tools import Tool, Tools
 from specllama.cli.chat.conversation import Conversation, Turn, read, write
-from specllama.cli.chat.settings import show_calls
+from specllama.cli.chat.settings import assign, idle, show_calls, shown
 from specllama.cli.chat.terminal import MAX_INPUTS, HistoryFile, Screen, is_open, parse_input
 from specllama.client import protocol
 from specllama.client.stream import GenerationResult
@@ -137,3 +137,17 @@ def test_calls_are_shown_after_the_text(capsys: pytest.CaptureFixture[str]) -> N
     assert capsys.readouterr().out == "Let me see.\nnow({})\n"
     assert answer.text == "Let me see."
     assert [call["function"] for call in calls] == [{"name": "now", "arguments": {}}]
+
+
+class TestSettings:
+    @pytest.mark.parametrize("typed", ["a b", '"a b"', '["a b"]'])
+    def test_one_text_of_several_is_shown_as_one(self, typed: str) -> None:
+        for name in ("stop", "dry_sequence_breakers"):
+            params = assign({}, name, typed)
+            assert params == {name: ["a b"]}
+            assert shown(name, params, {}).split(maxsplit=1)[1] == '"a b"   (set)'
+        assert assign({}, "dry_sequence_breakers", '"\\n"') == {"dry_sequence_breakers": ["\n"]}
+
+    def test_what_has_no_effect_is_named_by_its_parameter(self) -> None:
+        assert idle({"mirostat": 2, "top_k": 3, "seed": 1}) == ["top_k has no effect with mirostat"]
+        assert idle({"temperature": 0.5, "stop": ["x"]}) == []

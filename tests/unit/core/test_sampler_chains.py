@@ -23,6 +23,7 @@ from specllama.core.sampling.sampler import NOTHING_LEGAL, KeyedSampler
 from specllama.core.sequence import Request
 from specllama.drafters.copy import CopyDrafter
 from specllama.drafters.model import ModelDrafter
+from specllama.errors import with_option_names
 from specllama.testing import TableContext, TableMask, table_row
 from tests.support.examples import examples
 
@@ -213,15 +214,32 @@ def test_a_long_repetition_costs_no_more_than_its_length():
 
 
 def test_parameters_without_effect_are_named_once_a_reason():
-    named = ["xtc_threshold", "dry_base", "dry_allowed_length", "top_k", "adaptive_target", "mirostat_tau"]
-    params = SamplingParams(
-        xtc_threshold=0.2, dry_base=2.0, dry_allowed_length=3, top_k=5, adaptive_target=0.5, mirostat_tau=3.0
-    )
-    reasons = params.without_effect(named)
-    assert len(reasons) == 4
-    assert [next(name for name in named if name in reason) for reason in reasons] == [
-        "xtc_threshold", "dry_base", "adaptive_target", "mirostat_tau"
-    ]  # fmt: skip
-    with_mirostat = SamplingParams(mirostat=2, mirostat_tau=3.0, top_k=5, temperature=0.5)
-    assert len(with_mirostat.without_effect(["mirostat", "mirostat_tau", "top_k", "temperature"])) == 1
-    assert SamplingParams().without_effect([*PARAMETERS]) == []
+    named = {
+        "xtc_threshold": 0.2,
+        "dry_base": 2.0,
+        "dry_allowed_length": 3,
+        "top_k": 5,
+        "adaptive_target": 0.5,
+    }
+    assert _idle({**named, "mirostat_tau": 3.0}) == [
+        "xtc_threshold has no effect without xtc_probability",
+        "dry_base and dry_allowed_length have no effect without dry_multiplier",
+        "adaptive_target has no effect: adaptive_p is not among the samplers",
+        "mirostat_tau has no effect without mirostat",
+    ]
+    assert _idle({"xtc_probability": 0.5, "xtc_threshold": 0.6}) == [
+        "xtc_threshold has no effect: above 0.5 xtc is off"
+    ]
+    assert _idle({name: parameter.default for name, parameter in PARAMETERS.items()}) == []
+
+
+def test_what_mirostat_takes_the_place_of_is_one_sentence():
+    steps = {"top_k": 5, "min_keep": 2, "samplers": ["top_k"]}
+    used = {"mirostat": 2, "mirostat_tau": 3.0, "temperature": 0.5}
+    assert _idle({**used, **steps}) == ["top_k, min_keep and samplers have no effect with mirostat"]
+    assert _idle({**used, "samplers": ["top_k"]}) == ["samplers has no effect with mirostat"]
+
+
+def _idle(params):
+    sentences = SamplingParams.merge(params).without_effect([*params])
+    return [with_option_names(sentence, lambda name, _: name) for sentence in sentences]

@@ -46,7 +46,7 @@ class ThinkingConfig(Body):
     unnamed = frozenset({"display", "clear_thinking", "keep"})
 
     type: Literal["enabled", "disabled", "adaptive", "auto", "between_tools"]
-    budget_tokens: Annotated[int, Field(ge=0)] | None = None
+    budget_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = None
 
 
 class ReasoningFields(Body):
@@ -56,7 +56,7 @@ class ReasoningFields(Body):
 
     effort: Word | None = None
     enabled: bool | None = None
-    max_tokens: Annotated[int, Field(ge=0)] | None = None
+    max_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = None
 
 
 class ThinkingFields(NestedFields):

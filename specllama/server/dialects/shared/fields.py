@@ -100,6 +100,7 @@ class RequestBody(Body):
 
     asks: ClassVar[bool] = True
     _ignored: tuple[str, ...] = PrivateAttr(())
+    _sent: JsonObject = PrivateAttr({})  # the names that were sent, those in `options` too
 
     @classmethod
     def prepared(cls, data: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -244,13 +245,14 @@ def checked(model: type[Model], data: Mapping[str, Any]) -> Model:
     try:
         body = model.model_validate(given, context=ignored)
     except ValidationError as error:
-        raise _as_sent(_field_error(error), model, sent) from None
+        raise as_sent(_field_error(error), model, sent) from None
+    body._sent = {name: value if name == "options" else None for name, value in sent.items()}
     if ignored:
         body._ignored = tuple(_named(model, ignored))[:MAX_NAMED]
     return body
 
 
-def _as_sent(error: FieldError, model: type[RequestBody], sent: Mapping[str, Any]) -> FieldError:
+def as_sent(error: FieldError, model: type[RequestBody], sent: Mapping[str, Any]) -> FieldError:
     """The error, with the name and the place that its field had before `RequestBody.prepared`."""
     param, inner = error.details["param"] or "", sent.get("options")
     name = re.split(r"[.\[]", param.removeprefix("options."), maxsplit=1)[0]
@@ -263,7 +265,8 @@ def _as_sent(error: FieldError, model: type[RequestBody], sent: Mapping[str, Any
     if not name or not same:
         return error
     path = same[0] + param[param.index(name) + len(name) :]
-    return FieldError(path + error.message.removeprefix(param), path)
+    is_named = error.message.startswith(param)
+    return FieldError(path + error.message[len(param) :] if is_named else error.message, path)
 
 
 def _named(model: type[Body], ignored: Mapping[tuple[type[Body], str], None]) -> Iterator[str]:

@@ -33,6 +33,7 @@ from specllama.server.dialects.shared.fields import (
     CacheChoice,
     FieldError,
     RequestBody,
+    as_sent,
     renamed,
     with_options,
 )
@@ -401,8 +402,11 @@ class GenerationFields(StructuredFields, LogprobFields):
         """The engine's request for each prompt. defaults: sampling parameters of the server. server: its
         variables of chat templates. more: further fields. Raises FieldError.
         """
-        prompts, params = self.prompts(server), {**defaults, **self.params()}
-        fields = {**self.engine_fields(), **more}
+        try:
+            prompts, params = self.prompts(server), {**defaults, **self.params()}
+            fields = {**self.engine_fields(), **more}
+        except FieldError as error:
+            raise as_sent(error, type(self), self._sent) from None
         return [protocol.Generate(-1, prompt, params=params, **fields) for prompt in prompts]
 
     def answer_options(self, model: str, **more: Any) -> AnswerOptions:

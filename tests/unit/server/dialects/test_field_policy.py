@@ -180,14 +180,32 @@ def test_errors_name_fields_as_they_were_sent(api: str) -> None:
         ({"options": {"draft_num_predict": -1}}, "options.draft_num_predict"),
         ({"options": {"stop_sequences": ["a", 5]}}, "options.stop_sequences[1]"),
         ({"reasoning_budget_message": "x" * 5000}, "reasoning_budget_message"),
+        ({"reasoning_budget": -2}, "reasoning_budget"),
+        ({"options": {"thinking_budget": -2}}, "options.thinking_budget"),
+        ({"xtc_probability": 2}, "xtc_probability"),
+        ({"options": {"xtc_probability": 2}}, "options.xtc_probability"),
+        ({"samplers": ["mood"]}, "samplers"),
+        ({"options": {"typ_p": 2}}, "options.typ_p"),
+        ({"logit_bias": {"5": 2e9}}, "logit_bias"),
     ):
         if param == "max_new_tokens" and api == "messages":
             continue  # its own field counts
         with pytest.raises(FieldError) as error:
             asked(api, **fields)
         shown = error.value.details["param"]
-        assert shown == param or (api in ("ollama", "generate") and shown == f"options.{param}")
+        assert shown == param
         assert error.value.message.startswith(shown)
+
+
+@chats
+def test_budgets_out_of_range_name_a_field_that_was_sent(api: str) -> None:
+    for fields in (
+        {"thinking": {"type": "enabled", "budget_tokens": 2**40}},
+        {"reasoning": {"max_tokens": 2**40}},
+    ):
+        with pytest.raises(FieldError) as error:
+            asked(api, **fields)
+        assert (error.value.details["param"] or "").startswith(next(iter(fields))), error.value.message
 
 
 @every
