@@ -267,21 +267,15 @@ class Forecast:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for a front."""
+        figures = ("speedup", "acceptance", "tokens", "n_drafted", "n_accept")
         return {
             "speedup": self.speedup,
             "acceptance": self.acceptance,
             "tokens": self.tokens,
             "n_drafted": sum(part.n_drafted for part in self.parts.values()),
             "n_accept": sum(part.n_accept for part in self.parts.values()),
-            "workloads": {name: _plain(part) for name, part in self.parts.items()},
+            "workloads": {
+                name: {figure: getattr(part, figure) for figure in figures}
+                for name, part in self.parts.items()
+            },
         }
-
-
-def _plain(part: WorkloadForecast) -> dict[str, Any]:
-    return {
-        "speedup": part.speedup,
-        "acceptance": part.acceptance,
-        "tokens": part.tokens,
-        "n_drafted": part.n_drafted,
-        "n_accept": part.n_accept,
-    }

@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any
 
@@ -177,11 +177,6 @@ def _tokens(part: Tokenized, with_pieces: bool) -> bytes:
         pieces = (_piece(piece.encode("latin-1")) for piece in part.pieces)
         shown = [{"id": i, "piece": p} for i, p in zip(part.ids, pieces, strict=True)]
     return _json(shown)[1:-1]
-
-
-def _inside_string(text: str) -> bytes:
-    """A part of a JSON string."""
-    return _json(text)[1:-1]
 
 
 def _json(value: object) -> bytes:
@@ -407,26 +402,23 @@ async def tokenize(api: ApiRequest) -> Response:
 async def detokenize(api: ApiRequest) -> Response:
     body = await api.body(DetokenizeRequest)
     api.check_model(body.model)
-    parts: list[bytes] = []
-    await api.supervisor.collect(
-        lambda id_: protocol.Detokenize(id_, body.tokens),
-        protocol.QueriedText,
-        lambda part: parts.append(_inside_string(part.text)),
-    )
-    return Response(b'{"content":"' + b"".join(parts) + b'"}', media_type="application/json")
+    return await _text(api, partial(protocol.Detokenize, ids=body.tokens), b"content")
 
 
 async def apply_template(api: ApiRequest) -> Response:
     body = await api.body(TemplateRequest)
     api.check_model(body.model)
     chat = body.chat_input(api.settings.variables)
+    return await _text(api, partial(protocol.Render, chat=chat), b"prompt")
+
+
+async def _text(api: ApiRequest, question: Callable[[int], protocol.Question], field: bytes) -> Response:
+    """The text that answers a question, in a field of an object."""
     parts: list[bytes] = []
     await api.supervisor.collect(
-        partial(protocol.Render, chat=chat),
-        protocol.QueriedText,
-        lambda part: parts.append(_inside_string(part.text)),
+        question, protocol.QueriedText, lambda part: parts.append(_json(part.text)[1:-1])
     )
-    return Response(b'{"prompt":"' + b"".join(parts) + b'"}', media_type="application/json")
+    return Response(b'{"' + field + b'":"' + b"".join(parts) + b'"}', media_type="application/json")
 
 
 # Routes that load and unload models, and those that download known ones.

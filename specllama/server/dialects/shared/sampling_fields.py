@@ -228,6 +228,11 @@ else:
     )
 
 
+def _as_field(error: UsageError, sent: Mapping[str, str], field: str | None) -> FieldError:
+    """The error of a field, in which parameters have the names with which they were sent."""
+    return FieldError(error.with_option_names(lambda name, _: sent.get(name, name)).message, field)
+
+
 class ParameterReader(ParameterFields):
     """Sampling parameters and limits of the text. Of several names of a parameter, the first counts.
 
@@ -288,8 +293,7 @@ class ParameterReader(ParameterFields):
                 except FieldError:
                     raise
                 except UsageError as error:
-                    message = error.with_option_names(lambda name, _: sent.get(name, name)).message
-                    raise FieldError(message, sent[name]) from None
+                    raise _as_field(error, sent, sent[name]) from None
         if "samplers" in params:
             params.setdefault("infill_sampling", "infill" in params["samplers"])
         if params.get("reasoning_budget") is None and self.configured_budget is not None:
@@ -300,9 +304,8 @@ class ParameterReader(ParameterFields):
         try:
             SamplingParams.merge(params)
         except UsageError as error:
-            message = error.with_option_names(lambda name, _: sent.get(name, name)).message
-            field = sent.get(error.option, error.option)
-            raise FieldError(message, field if error.option in params else None) from None
+            field = sent.get(error.option, error.option) if error.option in params else None
+            raise _as_field(error, sent, field) from None
         return params
 
     @property
