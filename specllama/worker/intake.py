@@ -446,7 +446,8 @@ class RequestIntake:
         chat, calls = message.chat, self.prompts.calls
         tools = chat.tools if chat is not None else None
         is_begun = chat is not None and chat.is_begun
-        goes_on = chat is not None and is_begun and not chat.prefix  # reasoning that has begun
+        # Reasoning that goes on; that in channels is complete in the prompt, and the answer follows.
+        goes_on = chat is not None and is_begun and not chat.prefix and calls.thought_tag != ""
         tag = calls.thought_tag if goes_on else open_reasoning_tag(model, prompt.ids)
         end = end_of_prompt(model, prompt.ids)
         begun = not tag and (is_begun or calls.reasoning_is_over(end))

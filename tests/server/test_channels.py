@@ -103,6 +103,14 @@ def test_an_answer_with_reasoning_is_continued_after_its_channel(oss: Server) ->
         assert choice["message"]["content"] == "lo."
 
 
+def test_a_budget_does_not_count_an_answer_that_follows_continued_reasoning(oss: Server) -> None:
+    messages = [*ASK, {"role": "assistant", "content": "", "reasoning_content": THOUGHT}]
+    script: dict[str, Any] = {"max_tokens": 12, "temperature": 0, "logit_bias": {LETTER: 100}}
+    for limit in ({}, {"reasoning_budget_tokens": 2}):
+        message = oss.chat(messages, **script, **limit).json["choices"][0]["message"]
+        assert (message["content"], message.get("reasoning_content")) == ("a" * 12, None)
+
+
 def test_responses(oss: Server) -> None:
     body = {"input": ASK, "grammar": spelt_out(), "max_output_tokens": 60, "temperature": 0}
     output = oss.post("/v1/responses", body).json["output"]
