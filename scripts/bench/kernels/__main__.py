@@ -15,8 +15,8 @@ with their geometric mean. Run nothing else on the machine.
 at random (MUL_MAT_ID). The shares count the weights that are used.
 
 --best 0.3: each product of a matrix of 1024 columns is repeated for that long, up to 60 times, and the
-shortest time counts. With -t 1 and few MiB that gives usable relative times on a machine that is busy
-otherwise; the shares mean little there.
+shortest time counts. With -t 1, of which processor time is measured, and few MiB that gives usable relative
+times on a machine that is busy otherwise; the shares mean little there.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -187,11 +186,12 @@ class Matrices:
                 factors.append(POINTER(self._put(room, I32, self._ids(at, n_rows))))
             node = call("ggml_mul_mat_id" if self.n_experts else "ggml_mul_mat", POINTER, *factors)
             call("ggml_build_forward_expand", None, POINTER(graph), POINTER(node))
+        clock = time.process_time if best_of and n_threads == 1 else time.perf_counter
         times, end = list[float](), time.perf_counter() + best_of
         while len(times) < 3 or (len(times) < MOST_TIMES and time.perf_counter() < end):
-            began = time.perf_counter()
+            began = clock()
             call("ggml_graph_compute_with_ctx", INT, POINTER(room), POINTER(graph), INT(n_threads))
-            times.append(time.perf_counter() - began)
+            times.append(clock() - began)
         self._rooms.remove(room)
         call("ggml_free", None, POINTER(room))
         return min(times) if best_of else statistics.median(times[1:])
@@ -284,33 +284,34 @@ class Limits:
         return found
 
 
-def measured(kind: str, rows: Sequence[int], runs: int, limits: Limits, children: dict[str, Child]) -> Any:
-    """The medians for one type: seconds by rows with and without kernels, shares of the limits."""
+def measured(kind: str, args: argparse.Namespace, limits: Limits, children: dict[str, Child]) -> Any:
+    """The medians for one type, or the shortest times: seconds by rows with and without kernels, shares of the
+    limits.
+    """
+    rows, typical = args.rows, min if args.best else statistics.median
     seconds: dict[str, dict[int, list[float]]] = {name: {n: [] for n in rows} for name in children}
     bandwidths, peaks, n_bytes = list[float](), list[float](), dict[int, list[int]]()
-    for run in range(runs):
+    for run in range(args.runs):
         bandwidths.append(limits.bandwidth())
         peaks.append(limits.peak(kind in FLOATS))
         for n in rows:
             for name in sorted(children, reverse=run % 2 == 1):
                 found, *n_bytes[n] = children[name].seconds(kind, n)
                 seconds[name][n].append(found)
-    median = {
-        name: {n: statistics.median(x) for n, x in by_rows.items()} for name, by_rows in seconds.items()
-    }
+    times = {name: {n: typical(x) for n, x in by_rows.items()} for name, by_rows in seconds.items()}
     bandwidth, peak = statistics.median(bandwidths), statistics.median(peaks)
     n_read, n_multiplied = (n_bytes[n][of] if n in rows else 0 for n, of in ((1, 0), (16, 1)))
     return {
         "type": kind,
         "bandwidth": bandwidth,
         "peak": peak,
-        "seconds": median,
-        "share_of_bandwidth": n_read / median["on"][1] / bandwidth if 1 in rows else None,
-        "share_of_peak": 2 * n_multiplied * 8 / TYPES[kind][1] / median["on"][16] / peak
+        "seconds": times,
+        "share_of_bandwidth": n_read / times["on"][1] / bandwidth if 1 in rows else None,
+        "share_of_peak": 2 * n_multiplied * 8 / TYPES[kind][1] / times["on"][16] / peak
         if 16 in rows
         else None,
-        "relative": {n: median["on"][n] / median["off"][n] for n in rows},
-        "rows_to_single": {n: median["on"][n] / median["on"][1] for n in rows} if 1 in rows else {},
+        "relative": {n: times["on"][n] / times["off"][n] for n in rows},
+        "rows_to_single": {n: times["on"][n] / times["on"][1] for n in rows} if 1 in rows else {},
     }
 
 
@@ -343,7 +344,7 @@ def main() -> None:
     print("|---|---|---|", *("---|" for _ in rows), sep="")
     try:
         for kind in kinds:
-            one = measured(kind, args.rows, args.runs, limits, children)
+            one = measured(kind, args, limits, children)
             found.append(one)
             shares = (
                 "" if x is None else f"{x:.2f}" for x in (one["share_of_bandwidth"], one["share_of_peak"])

@@ -15,6 +15,13 @@ inline __m256i bytes_of_bits(const uint8_t * bits) {  // 0xFF for each of 32 bit
     return _mm256_cmpeq_epi8(_mm256_and_si256(_mm256_shuffle_epi8(_mm256_set1_epi32(word), place), bit), bit);
 }
 
+// The first two fields of a block, of 16 bits, as floats; the second one means something if it is a minimum.
+template <typename BLOCK> inline __m128 first_floats(const BLOCK & a) {
+    return _mm_cvtph_ps(_mm_loadl_epi64((const __m128i *) &a));
+}
+template <typename BLOCK> inline float scale_of(const BLOCK & a) { return _mm_cvtss_f32(first_floats(a)); }
+template <typename BLOCK> inline float min_of(const BLOCK & a) { return _mm_cvtss_f32(_mm_movehdup_ps(first_floats(a))); }
+
 // For each type: the type of row that it is multiplied by, its values, and its minimum.
 template <typename BLOCK> struct block_32 {
     static constexpr bool supported = false;
@@ -24,7 +31,7 @@ template <> struct block_32<block_q4_1> {
     using row = block_q8_1;
     static constexpr bool supported = true, is_signed = false;
     static __m256i quants(const block_q4_1 & w) { return nibbles(w.qs); }
-    static float min(const block_q4_1 & w) { return float_of(w.data.data.m); }
+    static float min(const block_q4_1 & w) { return min_of(w); }
 };
 
 template <> struct block_32<block_q5_0> {
@@ -42,7 +49,7 @@ template <> struct block_32<block_q5_1> {
     static __m256i quants(const block_q5_1 & w) {
         return _mm256_or_si256(nibbles(w.qs), _mm256_and_si256(bytes_of_bits(w.qh), _mm256_set1_epi8(16)));
     }
-    static float min(const block_q5_1 & w) { return float_of(w.data.data.m); }
+    static float min(const block_q5_1 & w) { return min_of(w); }
 };
 
 inline float scale_of(const block_mxfp4 & w) {  // mxfp4_values() are doubled; 2^-127 and less count as 0
@@ -69,11 +76,6 @@ struct row_32 {  // a block of a row
     int8_t qs[QK8_0];  // plus ROW_OFFSET for signed weights
 };
 
-template <typename BLOCK> inline float scale_of(const BLOCK & a) {
-    ggml_half first;  // the first field of all these blocks but MXFP4's
-    memcpy(&first, &a, sizeof(first));
-    return float_of(first);
-}
 inline float sum_of(const block_q8_0 &) { return 0; }
 inline float sum_of(const block_q8_1 & a) { return float_of(a.data.data.s); }
 
@@ -113,8 +115,8 @@ static int64_t mul_mat_32(int64_t n, int64_t nc, float * s, size_t bs, const cha
             const typename V::ints init   = format::is_signed ? V::offset_correction(quants) : V::zero_si();
             const typename V::floats d = V::per_column(scale_of(w[b]), [&] { return scale_of(next[b]); });
             const typename V::floats m = V::per_column(format::min(w[b]), [&] { return format::min(next[b]); });
-            __builtin_prefetch((const char *) (w + b) + V::COLUMNS * pitch);
-            __builtin_prefetch((const char *) (next + b) + V::COLUMNS * pitch);
+            prefetch<MAX_ROWS>((const char *) (w + b) + V::COLUMNS * pitch);
+            prefetch<MAX_ROWS>((const char *) (next + b) + V::COLUMNS * pitch);
             SPECLLAMA_UNROLL
             for (int r = 0; r < R; r++) {
                 const row_32 & a = row_blocks[r * nb + b];

@@ -33,6 +33,7 @@ static int64_t mul_mat_f16(int64_t n, int64_t nc, float * s, size_t bs, const ch
             SPECLLAMA_UNROLL
             for (int r = 0; r < R; r++) {
                 a[r] = V::load_ps(row_floats + r * n + i);
+                __asm__("" : "+v"(a[r]));  // loaded once, not in each multiplication
             }
             SPECLLAMA_UNROLL
             for (int c = 0; c < C; c++) {
@@ -66,7 +67,13 @@ template <typename T> struct f16_kernel {
     static void mul_mat(int64_t n, int64_t nc, float * s, size_t bs, const char * w, size_t pitch, const char *, size_t,
                         const void * prepared) {
         const float * row_floats = (const float *) prepared;
-        const int64_t x = mul_mat_f16<widest, T, R, R == 1 ? 6 : 4>(n, nc, s, bs, w, pitch, row_floats);
+        int64_t x = 0;
+        if (R == 1 || (R == 2 && widest::N_FLOATS == 8)) {
+            x = mul_mat_f16<widest, T, R, 6>(n, nc, s, bs, w, pitch, row_floats);
+        }
+        if (R > 1) {
+            x += mul_mat_f16<widest, T, R, 4>(n, nc - x, s + x, bs, w + x * pitch, pitch, row_floats);
+        }
         mul_mat_f16<widest, T, R, 1>(n, nc - x, s + x, bs, w + x * pitch, pitch, row_floats);
     }
 };

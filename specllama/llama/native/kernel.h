@@ -19,9 +19,13 @@ template <typename V> static void broadcast_eights(typename V::ints * to, const 
     }
 }
 
-// Prefetches weights of the next columns where several columns are read at once, which the hardware does not predict: into
-// the L2 cache, or for MAX_ROWS rows, which take longer, into L1.
-template <int R> static void prefetch(const void * from) { __builtin_prefetch(from, 0, R < MAX_ROWS ? 2 : 3); }
+// Prefetches weights of the next columns into the L2 cache, or for MAX_ROWS rows, which take longer, into L1. Not with
+// AVX2: the hardware predicts the few columns that are read at once, and prefetches take as long as other loads.
+template <int R> static void prefetch(const void * from) {
+    if (widest::N_FLOATS == 16) {
+        __builtin_prefetch(from, 0, R < MAX_ROWS ? 2 : 3);
+    }
+}
 
 template <typename V, int R, typename GROUP> static void prefetch_groups(const GROUP * w, const GROUP * next, int64_t nb) {
     if (V::N_GROUPS > 1) {
