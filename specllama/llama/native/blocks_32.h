@@ -1,10 +1,9 @@
-// Included by mul_mat.h: weights of Q4_1, Q5_0, Q5_1, IQ4_NL and MXFP4 as in the file, in blocks of 32 with one scale each,
-// and a minimum if unsigned. The loop is that of Q8_0: one or two columns at once, each in eight lanes of the sum.
+// Included by mul_mat.h: weights of Q8_0, Q4_1, Q5_0, Q5_1, IQ4_NL and MXFP4 as in the file, in blocks of 32 with one scale
+// each, and a minimum if unsigned. Each column has eight lanes of a sum.
 
 inline __m256i nibbles(const uint8_t * from) {
-    const __m128i low = _mm_loadu_si128((const __m128i *) from);
-    const __m256i all = _mm256_inserti128_si256(_mm256_castsi128_si256(low), _mm_srli_epi16(low, 4), 1);
-    return _mm256_and_si256(all, _mm256_set1_epi8(15));
+    const __m256i twice = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *) from));
+    return _mm256_and_si256(_mm256_srlv_epi32(twice, _mm256_setr_epi32(0, 0, 0, 0, 4, 4, 4, 4)), _mm256_set1_epi8(15));
 }
 
 inline __m256i bytes_of_bits(const uint8_t * bits) {  // 0xFF for each of 32 bits that is set
@@ -25,6 +24,13 @@ template <typename BLOCK> inline float min_of(const BLOCK & a) { return _mm_cvts
 // For each type: the type of row that it is multiplied by, its values, and its minimum.
 template <typename BLOCK> struct block_32 {
     static constexpr bool supported = false;
+};
+
+template <> struct block_32<block_q8_0> {
+    using row = block_q8_0;
+    static constexpr bool supported = true, is_signed = true;
+    static __m256i quants(const block_q8_0 & w) { return vec256::load_row(w.qs); }
+    static float min(const block_q8_0 &) { return 0; }
 };
 
 template <> struct block_32<block_q4_1> {
@@ -115,8 +121,9 @@ static int64_t mul_mat_32(int64_t n, int64_t nc, float * s, size_t bs, const cha
             const typename V::ints init   = format::is_signed ? V::offset_correction(quants) : V::zero_si();
             const typename V::floats d = V::per_column(scale_of(w[b]), [&] { return scale_of(next[b]); });
             const typename V::floats m = V::per_column(format::min(w[b]), [&] { return format::min(next[b]); });
-            prefetch<MAX_ROWS>((const char *) (w + b) + V::COLUMNS * pitch);
-            prefetch<MAX_ROWS>((const char *) (next + b) + V::COLUMNS * pitch);
+            constexpr int PREFETCHED = std::is_same<BLOCK, block_q8_0>::value ? R : MAX_ROWS;
+            prefetch<PREFETCHED>((const char *) (w + b) + V::COLUMNS * pitch);
+            prefetch<PREFETCHED>((const char *) (next + b) + V::COLUMNS * pitch);
             SPECLLAMA_UNROLL
             for (int r = 0; r < R; r++) {
                 const row_32 & a = row_blocks[r * nb + b];
@@ -137,6 +144,89 @@ static int64_t mul_mat_32(int64_t n, int64_t nc, float * s, size_t bs, const cha
     return x;
 }
 
+// The scales of four blocks, twice, and their minimums; `first` has the first four bytes of each.
+template <typename BLOCK> inline __m256 scales_of_4(__m128i first) {
+    return _mm256_cvtph_ps(_mm_shuffle_epi8(first, _mm_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 0, 1, 4, 5, 8, 9, 12, 13)));
+}
+template <> inline __m256 scales_of_4<block_mxfp4>(__m128i first) {
+    const __m128i e = _mm_and_si128(first, _mm_set1_epi32(255)), one = _mm_set1_epi32(1);
+    const __m128i d = _mm_and_si128(_mm_slli_epi32(_mm_sub_epi32(e, one), 23), _mm_cmpgt_epi32(e, one));
+    return _mm256_castsi256_ps(_mm256_broadcastsi128_si256(d));
+}
+inline __m128 mins_of_4(__m128i first) {
+    return _mm_cvtph_ps(_mm_shuffle_epi8(first, _mm_setr_epi8(2, 3, 6, 7, 10, 11, 14, 15, 2, 3, 6, 7, 10, 11, 14, 15)));
+}
+
+inline __m256 lane(__m256 four, int c) {  // one of four, in all lanes
+    return c == 0   ? _mm256_permute_ps(four, 0x00)
+           : c == 1 ? _mm256_permute_ps(four, 0x55)
+           : c == 2 ? _mm256_permute_ps(four, 0xAA)
+                    : _mm256_permute_ps(four, 0xFF);
+}
+
+// As mul_mat_32<vec256>, for few rows: C columns, up to four, have their scales multiplied together.
+template <typename BLOCK, int R, int C>
+static int64_t mul_mat_32_few(int64_t n, int64_t nc, float * s, size_t bs, const char * weights, size_t pitch,
+                              const row_32 * row_blocks) {
+    using format = block_32<BLOCK>;
+    using V = vec256;
+    const int64_t nb = n / QK8_0;
+    int64_t x = 0;
+    for (; x + C <= nc; x += C) {
+        __m256 acc[R][C];
+        __m128 acc_min[R];  // one column in each lane
+        SPECLLAMA_UNROLL
+        for (int r = 0; r < R; r++) {
+            acc_min[r] = _mm_setzero_ps();
+            SPECLLAMA_UNROLL
+            for (int c = 0; c < C; c++) {
+                acc[r][c] = V::zero_ps();
+            }
+        }
+        for (int64_t b = 0; b < nb; b++) {
+            const BLOCK * w[C];
+            int32_t first[4] = {};
+            SPECLLAMA_UNROLL
+            for (int c = 0; c < C; c++) {
+                w[c] = (const BLOCK *) (weights + (x + c) * pitch) + b;
+                memcpy(first + c, w[c], sizeof(first[c]));
+            }
+            const __m128i fields = _mm_setr_epi32(first[0], first[1], first[2], first[3]);
+            __m256 d[R];
+            SPECLLAMA_UNROLL
+            for (int r = 0; r < R; r++) {
+                const row_32 & a = row_blocks[r * nb + b];
+                d[r] = V::mul(scales_of_4<BLOCK>(fields), V::set1_ps(a.d));
+                if (!format::is_signed) {
+                    acc_min[r] = _mm_fmadd_ps(mins_of_4(fields), _mm_set1_ps(a.sum_8th), acc_min[r]);
+                }
+            }
+            SPECLLAMA_UNROLL
+            for (int c = 0; c < C; c++) {
+                const __m256i quants = format::quants(*w[c]);
+                const __m256i init   = format::is_signed ? V::offset_correction(quants) : V::zero_si();
+                SPECLLAMA_UNROLL
+                for (int r = 0; r < R; r++) {
+                    const int8_t * a = row_blocks[r * nb + b].qs;
+                    const __m256i sums = format::is_signed ? V::dot_q8_0(init, quants, a)
+                                                           : V::widen_sums(V::dot_u8i8(init, quants, V::load_row(a)));
+                    acc[r][c] = V::accumulate(acc[r][c], sums, lane(d[r], c));
+                }
+            }
+        }
+        SPECLLAMA_UNROLL
+        for (int r = 0; r < R; r++) {
+            float mins[4];
+            _mm_storeu_ps(mins, acc_min[r]);
+            SPECLLAMA_UNROLL
+            for (int c = 0; c < C; c++) {
+                s[r * bs + x + c] = V::hsum(format::is_signed ? acc[r][c] : V::add_ps(acc[r][c], V::set1_ps(mins[c])));
+            }
+        }
+    }
+    return x;
+}
+
 template <typename BLOCK> struct kernel<BLOCK, std::enable_if_t<block_32<BLOCK>::supported>> {
     static constexpr int MAX_ROWS = specllama::MAX_ROWS;
     static size_t prepared_bytes(int64_t n) { return n / QK8_0 * sizeof(row_32); }
@@ -148,7 +238,9 @@ template <typename BLOCK> struct kernel<BLOCK, std::enable_if_t<block_32<BLOCK>:
                         const void * prepared) {
         const row_32 * row_blocks = (const row_32 *) prepared;
         int64_t x = 0;
-        if (R > 1) {
+        if (widest::COLUMNS == 1) {
+            x = mul_mat_32_few<BLOCK, R <= 4 ? R : 1, R <= 2 ? 4 : R <= 4 ? 2 : 1>(n, R <= 4 ? nc : 0, s, bs, w, pitch, row_blocks);
+        } else if (R > 1) {  // a single row is faster with one column after another
             x = mul_mat_32<widest, BLOCK, R>(n, nc, s, bs, w, pitch, row_blocks);
         }
         mul_mat_32<vec256, BLOCK, R>(n, nc - x, s + x, bs, w + x * pitch, pitch, row_blocks);

@@ -9,7 +9,6 @@ namespace specllama {
 #include "repacked_32.h"
 #include "repacked_q4_k.h"
 #include "q6_k.h"
-#include "q8_0.h"
 #include "f16.h"
 #include "blocks_32.h"
 #include "blocks_256.h"
