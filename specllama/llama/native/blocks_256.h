@@ -77,9 +77,7 @@ static void unpack(int64_t nb, const char * weights, size_t pitch, unpacked<V> *
         SPECLLAMA_UNROLL
         for (int c = 0; c < V::COLUMNS; c++) {
             const BLOCK & w = ((const BLOCK *) (weights + c * pitch))[b];
-            for (size_t at = 0; at < sizeof(BLOCK); at += 64) {
-                prefetch<1>((const char *) &w + V::COLUMNS * pitch + at);
-            }
+            prefetch_bytes<1>((const char *) &w + V::COLUMNS * pitch, sizeof(BLOCK));
             blocks[c].quants = to[b].quants + 32 * c;
             blocks[c].step   = 32 * V::COLUMNS;
             format::unpack(w, blocks[c]);

@@ -121,9 +121,11 @@ static int64_t mul_mat_32(int64_t n, int64_t nc, float * s, size_t bs, const cha
             const typename V::ints init   = format::is_signed ? V::offset_correction(quants) : V::zero_si();
             const typename V::floats d = V::per_column(scale_of(w[b]), [&] { return scale_of(next[b]); });
             const typename V::floats m = V::per_column(format::min(w[b]), [&] { return format::min(next[b]); });
-            constexpr int PREFETCHED = std::is_same<BLOCK, block_q8_0>::value ? R : MAX_ROWS;
-            prefetch<PREFETCHED>((const char *) (w + b) + V::COLUMNS * pitch);
-            prefetch<PREFETCHED>((const char *) (next + b) + V::COLUMNS * pitch);
+            if (widest::COLUMNS == 2) {
+                constexpr int PREFETCHED = std::is_same<BLOCK, block_q8_0>::value ? R : MAX_ROWS;
+                prefetch<PREFETCHED>((const char *) (w + b) + V::COLUMNS * pitch);
+                prefetch<PREFETCHED>((const char *) (next + b) + V::COLUMNS * pitch);
+            }
             SPECLLAMA_UNROLL
             for (int r = 0; r < R; r++) {
                 const row_32 & a = row_blocks[r * nb + b];
@@ -190,6 +192,7 @@ static int64_t mul_mat_32_few(int64_t n, int64_t nc, float * s, size_t bs, const
             for (int c = 0; c < C; c++) {
                 w[c] = (const BLOCK *) (weights + (x + c) * pitch) + b;
                 memcpy(first + c, w[c], sizeof(first[c]));
+                prefetch<R>((const char *) w[c] + C * pitch);
             }
             const __m128i fields = _mm_setr_epi32(first[0], first[1], first[2], first[3]);
             __m256 d[R];

@@ -39,7 +39,9 @@ static int64_t mul_mat_f16(int64_t n, int64_t nc, float * s, size_t bs, const ch
             for (int c = 0; c < C; c++) {
                 const T * from = (const T *) (w + c * pitch) + i;
                 const typename V::floats values = widen<V>(from);
-                prefetch<R>((const char *) from + C * pitch);
+                if (V::N_FLOATS == 16) {  // with AVX2 it takes longer than it saves
+                    prefetch<R>((const char *) from + C * pitch);
+                }
                 SPECLLAMA_UNROLL
                 for (int r = 0; r < R; r++) {
                     acc[r][c] = V::accumulate(acc[r][c], values, a[r]);

@@ -19,20 +19,22 @@ template <typename V> static void broadcast_eights(typename V::ints * to, const 
     }
 }
 
-// Prefetches weights of the next columns into the L2 cache, or for MAX_ROWS rows, which take longer, into L1. Not with
-// AVX2: the hardware predicts the few columns that are read at once, and prefetches take as long as other loads.
-template <int R> static void prefetch(const void * from) {
-    if (widest::N_FLOATS == 16) {
-        __builtin_prefetch(from, 0, R < MAX_ROWS ? 2 : 3);
+// Prefetches weights of the next columns: into the L2 cache, or for MAX_ROWS rows, which take longer, into L1. The hardware
+// does not predict them where several columns are read at once, and too late where they are read from memory.
+template <int R> static void prefetch(const void * from) { __builtin_prefetch(from, 0, R < MAX_ROWS ? 2 : 3); }
+
+template <int R> static void prefetch_bytes(const void * from, size_t size) {
+    for (size_t at = 0; at < size; at += 64) {
+        prefetch<R>((const char *) from + at);
     }
 }
 
 template <typename V, int R, typename GROUP> static void prefetch_groups(const GROUP * w, const GROUP * next, int64_t nb) {
+    if (V::N_GROUPS == widest::N_GROUPS) {
+        prefetch_bytes<R>(w + V::N_GROUPS * nb, sizeof(GROUP));
+    }
     if (V::N_GROUPS > 1) {
-        for (size_t at = 0; at < sizeof(GROUP); at += 64) {
-            prefetch<R>((const char *) (w + V::N_GROUPS * nb) + at);
-            prefetch<R>((const char *) (next + V::N_GROUPS * nb) + at);
-        }
+        prefetch_bytes<R>(next + V::N_GROUPS * nb, sizeof(GROUP));
     }
 }
 

@@ -41,6 +41,9 @@ static void mul_mat_q6_k(int64_t n, int64_t nc, float * s, size_t bs, const char
             for (int r = 0; r < R; r++) {
                 sum[r] = V::zero_si();
             }
+            if (widest::COLUMNS == 1) {
+                prefetch_bytes<R>((const char *) (w + b) + pitch, sizeof(*w));
+            }
             constexpr int SIZE = sizeof(typename V::ints);
             SPECLLAMA_UNROLL
             for (int step = 0; step < QK_K / SIZE; step++) {
