@@ -19,6 +19,8 @@ CMAKE_OPTIONS = {
     "cuda": ("-DGGML_CUDA=ON",),
     "vulkan": ("-DGGML_VULKAN=ON",),
     "metal": ("-DGGML_METAL=ON",),
+    "hip": ("-DGGML_HIP=ON",),
+    "sycl": ("-DGGML_SYCL=ON",),
 }
 
 

@@ -50,8 +50,8 @@ def key(parts: Mapping[str, str], sources: Sequence[Path], environ: Mapping[str,
         found[name] = environ.get(name, "")
     for name in COMPILERS:
         found[name] = _version(compiler(name, environ), environ)
-    if parts.get("device") == "cuda":
-        found["nvcc"] = _version(["nvcc"], environ)
+    if of_device := {"cuda": "nvcc", "hip": "hipcc"}.get(parts.get("device", "")):
+        found[of_device] = _version([of_device], environ)
     found["machine"] = " ".join((sys.platform, platform.machine(), *platform.libc_ver()))
     found["cpu"] = processor(cpuinfo)
     digest = hashlib.sha256(repr(sorted(found.items())).encode())

@@ -289,6 +289,11 @@ def test_when_the_demo_model_is_fetched() -> None:
     assert not a_request(SPECLLAMA_DEMO="0").wants_demo
 
 
+@pytest.mark.parametrize("device", ["cuda", "vulkan", "metal", "hip", "sycl"])
+def test_a_backend_is_a_cmake_option(device: str) -> None:
+    assert a_request(device=device).cmake_arguments()[-1] == f"-DGGML_{device.upper()}=ON"
+
+
 def test_an_unknown_backend_is_an_error() -> None:
     with pytest.raises(errors.InstallError, match="'opengl', which is not one of cpu, cuda") as raised:
         a_request(device="opengl")

@@ -241,9 +241,9 @@ template <typename BLOCK> struct kernel<BLOCK, std::enable_if_t<block_32<BLOCK>:
                         const void * prepared) {
         const row_32 * row_blocks = (const row_32 *) prepared;
         int64_t x = 0;
-        if (widest::COLUMNS == 1) {
-            x = mul_mat_32_few<BLOCK, R <= 4 ? R : 1, R <= 2 ? 4 : R <= 4 ? 2 : 1>(n, R <= 4 ? nc : 0, s, bs, w, pitch, row_blocks);
-        } else if (R > 1) {  // a single row is faster with one column after another
+        if constexpr (widest::COLUMNS == 1 && R <= 4) {
+            x = mul_mat_32_few<BLOCK, R, R <= 2 ? 4 : 2>(n, nc, s, bs, w, pitch, row_blocks);
+        } else if (widest::COLUMNS == 2 && R > 1) {  // a single row is faster with one column after another
             x = mul_mat_32<widest, BLOCK, R>(n, nc, s, bs, w, pitch, row_blocks);
         }
         mul_mat_32<vec256, BLOCK, R>(n, nc - x, s + x, bs, w + x * pitch, pitch, row_blocks);
