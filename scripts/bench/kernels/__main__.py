@@ -285,7 +285,7 @@ class Limits:
 
 
 def measured(kind: str, args: argparse.Namespace, limits: Limits, children: dict[str, Child]) -> Any:
-    """For one type: seconds by rows with and without kernels, medians or the shortest; shares of the limits."""
+    """For one type: seconds by rows with and without kernels, medians or the shortest; shares of limits."""
     rows, typical = args.rows, min if args.best else statistics.median
     seconds: dict[str, dict[int, list[float]]] = {name: {n: [] for n in rows} for name in children}
     bandwidths, peaks, n_bytes = list[float](), list[float](), dict[int, list[int]]()
