@@ -344,7 +344,7 @@ class ServerClient:
         """Finds the API, to which all requests go from now on, and what serves it. model: the model to use,
         "" for the first that is listed; raw: requests are texts to continue, not chats.
 
-        Raises NetworkError, AccessError, NotFoundError.
+        Raises NetworkError, AccessError, NotFoundError; UsageError for an embedding model.
         """
         models, base = None, self._address.bases[0]
         for base in self._address.bases:
@@ -360,6 +360,9 @@ class ServerClient:
             raise NotFoundError(f"{base}/models lists no model", "load one there, or name one with --model")
         self._url = f"{base}/completions" if raw else f"{base}/chat/completions"
         entry = next((m for m in models or () if m["id"] == model), models[0] if models else {})
+        if isinstance(meta := entry.get("meta"), dict) and meta.get("embeds"):
+            makes = f"{entry['id']} makes vectors, and bench measures models that write texts"
+            raise UsageError(makes, "name one with --model, or start a server that has one")
         info = ServerInfo(base, model or entry["id"], str(entry.get("owned_by", "")))
         return await self._with_props(info) if info.owner in _WITH_PROPS else info
 

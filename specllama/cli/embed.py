@@ -31,7 +31,7 @@ def embed(given: Mapping[str, Any]) -> int:
     values = resolved(given)
     texts = _texts(values)
     n = values.get("dimensions", 0)
-    if n < 0:
+    if "dimensions" in values and n < 1:
         raise UsageError(f"must be a whole number from 1, not {n}", option="dimensions")
     settings = prepared(build.embedder_settings(values, alone=True), values)
     log = log_file(values)

@@ -19,7 +19,7 @@ from specllama.client.model_info import LoadInfo
 from specllama.clock import exited, wait_until
 from specllama.config import build, defaults
 from specllama.config.load import LoadSettings
-from specllama.config.options import OF_ONE_MODEL
+from specllama.config.options import OF_ONE_MODEL, OF_TEXTS
 from specllama.config.text_file import read_text
 from specllama.errors import ResourceError, UsageError
 from specllama.server.settings import ServerSettings
@@ -107,6 +107,11 @@ def serve(given: Mapping[str, Any]) -> int:
                 f"note: other users of this machine can read {flag} in the list of processes; "
                 f"{variable} keeps it secret"
             )
+    if settings.load.pooling is not None and (idle := [name for name in given if name in OF_TEXTS]):
+        flags = ", ".join(console.as_flag(name, None) for name in idle)
+        console.note(f"note: {flags}: of no effect on an embedding model, which writes no texts")
+    if "pooling" in given and "embeddings" not in values:
+        console.note("note: --pooling: of no effect without --embeddings")
     log = log_file(values)
     from specllama.server.main import serve as run
 

@@ -43,7 +43,7 @@ def check_embedder(header: Header, pooling: str = "auto") -> None:
     wanted = file_pooling(header) if pooling == "auto" else pooling
     if wanted == "rank" and not may_rank(header):
         raise UsageError(
-            f"{header.path} has no part that ranks: it is no reranker", "name a reranker", option="pooling"
+            f": {header.path} has no part that ranks, and is no reranker", "name a reranker", option="pooling"
         )
     _check_model(header, embeds=True)
 

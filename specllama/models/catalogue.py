@@ -7,6 +7,7 @@ Names come from clients: they are looked up in a list, and never used as paths. 
 from __future__ import annotations
 
 import os
+import re
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -59,6 +60,11 @@ class CatalogueModel:
     def is_head(self) -> bool:
         """Whether it is a head by its name, which writes no texts itself."""
         return is_head_name(self.id)
+
+    @property
+    def is_embedder(self) -> bool:
+        """Whether it makes vectors or scores, by its name."""
+        return re.search("embed|rerank|minilm|bge-", self.id.lower()) is not None
 
 
 @dataclass(frozen=True)
@@ -199,7 +205,8 @@ _MOST = 1024  # models whose details are kept
 @dataclass(frozen=True, slots=True)
 class ModelDetails:
     """quant: as llama.cpp names it. template: the source of the chat template, "" without one; reasons:
-    whether it knows reasoning. problem: why the file cannot be used, "" if its header can be read.
+    whether it knows reasoning. problem: why the file cannot be used, "" if its header can be read. embeds:
+    whether it is an embedding model by its header.
     """
 
     architecture: str = ""
@@ -210,6 +217,7 @@ class ModelDetails:
     template: str = ""
     reasons: bool = False
     problem: str = ""
+    embeds: bool = False
 
 
 class DetailsReader:
@@ -235,6 +243,7 @@ class DetailsReader:
 
 
 def _read(path: str) -> ModelDetails:
+    from specllama.gguf.embedders import is_embedder
     from specllama.gguf.header import read_model  # needs numpy
 
     try:
@@ -248,6 +257,7 @@ def _read(path: str) -> ModelDetails:
             header.n_vocab,
             template,
             any(tag in template for tag in TAGS) or choose(template).reasons,
+            embeds=is_embedder(header),
         )
     except SpecllamaError as error:
         return ModelDetails(problem=error.message)

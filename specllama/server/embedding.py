@@ -8,69 +8,75 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
-from functools import partial
 
 from specllama.client import protocol
-from specllama.errors import BusyError, DeadlineError, ResourceError, UsageError
+from specllama.errors import BusyError, DeadlineError, ResourceError, SpecllamaError, UsageError
 from specllama.server.service import SHUTTING_DOWN, Admission, Service
 
 MAX_OPEN = 512  # requests that run or wait
 
 
 class EmbeddingQueue:
-    """The open requests for vectors of a server. admission: of its other requests."""
+    """The open requests for vectors of a server. admission: of its other requests, which counts these."""
 
     def __init__(self, admission: Admission) -> None:
-        self._admission, self.n_open = admission, 0
+        self._admission, self._works = admission, set[asyncio.Future[None]]()
+        self._error: SpecllamaError | None = None  # of `end_all`
 
     @contextlib.contextmanager
     def place(self) -> Iterator[None]:
         """A place in the queue. Raises BusyError without one, ResourceError while the server shuts down."""
         if self._admission.draining:
             raise ResourceError(SHUTTING_DOWN, "ask again when it is back")
-        if self.n_open >= MAX_OPEN:
-            busy = f"{self.n_open} requests for vectors wait, and no more can"
+        if self._admission.n_vectors >= MAX_OPEN:
+            busy = f"{MAX_OPEN} requests for vectors wait, and no more can"
             raise BusyError(busy, "ask again later", {"retry_after": 1})
-        self.n_open += 1
+        self._admission.n_vectors += 1
         try:
             yield
         finally:
-            self.n_open -= 1
+            self._admission.n_vectors -= 1
+            if self._admission.draining:
+                self._admission.on_drain()
+
+    def end_all(self, error: SpecllamaError) -> None:
+        """End all requests with this error."""
+        self._error = error
+        for work in self._works:
+            work.cancel()
 
     async def answer(
         self, service: Service, order: protocol.Embed, gone: Callable[[], Awaitable[object]], seconds: float
     ) -> list[protocol.TextVectors] | None:
         """What a model makes of the texts of an order, in their order; loads the model. None if the client is
         gone before. gone: returns then. seconds: limit, 0 for none. Raises DeadlineError, what `place` and
-        protocol.Embed raise, and errors of the load.
+        protocol.Embed raise, errors of the load, and that of `end_all`.
         """
         items: list[protocol.TextVectors] = []
         with self.place():
-            asked, take = partial(_with_id, order), partial(_extend, items)
-            work = asyncio.ensure_future(service.supervisor.collect(asked, protocol.Embedded, take))
+            asked = service.supervisor.collect(
+                lambda id_: replace(order, id=id_), protocol.Embedded, lambda part: items.extend(part.items)
+            )
+            work = asyncio.ensure_future(asked)
             leaving = asyncio.ensure_future(gone())
+            self._works.add(work)
             try:
                 async with asyncio.timeout(seconds or None):
                     await asyncio.wait((work, leaving), return_when=asyncio.FIRST_COMPLETED)
                 if not work.done():
                     return None
+                if work.cancelled() and self._error is not None:
+                    raise self._error
                 work.result()
                 return sorted(items)
             except TimeoutError:
                 limit = f"the request took longer than {seconds:.0f} s, which is its limit"
                 raise DeadlineError(limit) from None
             finally:
+                self._works.discard(work)
                 for task in (work, leaving):
                     task.cancel()
                 await asyncio.gather(work, leaving, return_exceptions=True)
-
-
-def _with_id(order: protocol.Embed, id_: int) -> protocol.Embed:
-    return replace(order, id=id_)
-
-
-def _extend(items: list[protocol.TextVectors], part: protocol.Embedded) -> None:
-    items += part.items
 
 
 def writes_texts(name: str, other: str) -> UsageError:

@@ -102,6 +102,8 @@ class Metrics:
         self.seconds = histogram(
             "request_seconds", "Time from a request to the end of its last text", _SECONDS
         )
+        self.embedded = counter("embedded_texts", "Texts of which vectors or scores were made")
+        self.embedded_tokens = counter("embedded_tokens", "Tokens of these texts")
         self.running = gauge("texts_running", "Texts being generated")
         self.waiting = gauge("texts_waiting", "Texts waiting for a slot")
         self.slots = gauge("slots", "Texts that can be generated at once")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from specllama.client.model_info import LoadInfo
 from specllama.config.defaults import N_CTX_DEFAULT
@@ -39,7 +39,7 @@ MakeSupervisor = Callable[[], Supervisor]
 class ListedModel:
     """A model in a list. state: None if it is not on disk. info: of the last load, None before the first.
     created: when the server began to offer it, in seconds since the epoch. expires_in: see ModelLease.
-    loading: see Supervisor. pull: its download, None without one.
+    loading: see Supervisor. pull: its download, None without one. embeds: it is an embedding model.
     """
 
     name: str
@@ -50,6 +50,7 @@ class ListedModel:
     expires_in: float | None = None
     loading: tuple[str, float] | None = None
     pull: PullState | None = None
+    embeds: bool = False
 
     @property
     def on_disk(self) -> bool:
@@ -151,7 +152,7 @@ class ModelPool:
         self._catalogue.require(name)
         raise NotFoundError(name)
 
-    def embedder_of(self, name: str | None) -> Service:
+    async def embedder_of(self, name: str | None) -> Service:
         """The model that makes vectors for a request: the embedding model, whatever the name, unless it is
         that of a model that writes texts. Raises UsageError for that, and on a server without an embedding
         model; NotFoundError for an unknown name where the settings forbid these.
@@ -160,6 +161,7 @@ class ModelPool:
         if name is not None and not (embedder is not None and self._is_free(name)):
             service = self.service(name)
             if not service.embeds:
+                await self.check_kind(service)
                 raise writes_texts(service.name, embedder.name if embedder is not None else "")
             return service
         if embedder is None:
@@ -173,13 +175,22 @@ class ModelPool:
         entry = self._catalogue.find(name)
         return entry is None or not entry.on_disk
 
-    def check_writes(self, service: Service) -> None:
+    async def check_writes(self, service: Service) -> None:
         """Raises UsageError for a model that makes vectors."""
         if service.embeds:
             raise makes_vectors(service.name, "" if self.default.embeds else self.default.name)
+        await self.check_kind(service)
+
+    async def check_kind(self, service: Service) -> None:
+        """Raises UsageError for a model on disk that makes vectors, and is not the server's own one."""
+        if service is not self.default and (await self.details(service.model)).embeds:
+            how = f"start specllama serve with --embeddings {service.name}"
+            raise UsageError(f"{service.name} is an embedding model: {how}")
 
     async def listed(self) -> list[ListedModel]:
-        """All models: loaded ones first, then others on disk, then models that are only known."""
+        """All models: loaded ones first, then others on disk, then models that are only known; those that
+        make vectors after those that write.
+        """
         await self._rescan(_RESCAN_SECONDS)
         entries = [listed(self.default, name) for name in self.default.names]
         own = {self.default, self.embedder}
@@ -189,16 +200,18 @@ class ModelPool:
             entries += [listed(self.embedder, self.embedder.name)]
         for model in self._catalogue.models:
             key = _key(model.path) if model.on_disk else ""
+            embeds = (await self.details(model)).embeds if model.on_disk else model.is_embedder
             if (service := others.pop(key, None)) is not None:
-                entries.append(listed(service, service.name))
+                entries.append(replace(listed(service, service.name), embeds=embeds))
             elif key not in taken:
                 state: State | None = "unloaded" if model.on_disk else None
                 pull = self._pulls.of(model) if self._pulls is not None else None
-                entries.append(ListedModel(model.id, model, state, None, self.default.created, pull=pull))
+                created = self.default.created
+                entries.append(ListedModel(model.id, model, state, None, created, pull=pull, embeds=embeds))
         gone = [s for s in others.values() if s.lease.state == "loaded"]  # their files were deleted
         entries += [listed(service, service.name) for service in gone]
         current = self.current.name
-        return sorted(entries, key=lambda one: (not one.loaded, one.name != current, not one.on_disk))
+        return sorted(entries, key=lambda one: (not one.on_disk, one.embeds, not one.loaded, one.name != current))
 
     def fits(self, model: ListedModel) -> bool | None:
         """Whether the memory of this machine has room for a model, by the size of its file alone; None where
@@ -245,15 +258,15 @@ class ModelPool:
 
     def keep(self, service: Service, seconds: float | None) -> None:
         """Set the idle time in seconds after which a model is unloaded, None for never, until its next load.
-        Has no effect on a server of a single model.
+        Has no effect on the single chat model of a server.
         """
         in_use = service.lease.state != "unloaded" or service.jobs
-        if not self.pinned and (seconds != 0 or in_use):
+        if not (self.pinned and service is self.default) and (seconds != 0 or in_use):
             service.lease.set_idle_seconds(None if seconds is None else min(seconds, _LONGEST))
 
     def unload(self, service: Service) -> None:
-        """Unload a model as soon as it is idle. Raises UsageError on a server of a single model."""
-        if self.pinned:
+        """Unload a model as soon as it is idle. Raises UsageError for the one that a server has alone."""
+        if self.pinned and service is self.default:  # an embedding model next to it may go
             raise UsageError(f"this server holds {service.name} alone, and keeps it in memory")
         self.keep(service, 0.0)
 
@@ -271,6 +284,7 @@ class ModelPool:
     def end_all(self, error: SpecllamaError) -> None:
         """End all running and waiting requests with this error."""
         self.admission.end_all(error)
+        self.embedding_queue.end_all(error)
         for service in self._services.values():
             service.lease.fail_waiters(error)
 
@@ -307,6 +321,7 @@ def listed(service: Service, name: str) -> ListedModel:
         service.created,
         service.lease.expires_in,
         service.supervisor.loading,
+        embeds=service.embeds,
     )
 
 

@@ -77,13 +77,15 @@ class QueueLimit:
 
 
 class Admission:
-    """The open requests of a server, for all its models. draining: refuses new requests. on_drain: called by
-    `drain`, and while draining whenever a request has ended.
+    """The open requests of a server, for all its models. n_vectors: those for vectors and scores, which have
+    a queue of their own. draining: refuses new requests. on_drain: called by `drain`, and while draining
+    whenever a request has ended.
     """
 
     def __init__(self, limit: QueueLimit) -> None:
         self.limit = limit
         self.requests: set[RequestStream] = set()
+        self.n_vectors = 0
         self.draining = False
         self.on_drain: Callable[[], None] = lambda: None
         self._mean_seconds = 1.0  # of a request, moving average
@@ -92,6 +94,11 @@ class Admission:
     def n_open(self) -> int:
         """Completions that run or wait."""
         return sum(request.n_open for request in self.requests)
+
+    @property
+    def n_requests(self) -> int:
+        """Requests that have not ended."""
+        return len(self.requests) + self.n_vectors
 
     @property
     def retry_after(self) -> int:

@@ -76,7 +76,7 @@ class _EmbedRequest:
         return index, ids
 
     def _made(self, text: str | list[int], model: LlamaModel, limit: int) -> list[int]:
-        message, which = self.message, f"text {self._next} of {len(self.message.texts)}"
+        message, which = self.message, f"text {self._next + 1} of {len(self.message.texts)}"
         if isinstance(text, list):
             ids = text
             if wrong := next((i for i in ids if not 0 <= i < model.n_vocab), None):
@@ -225,10 +225,10 @@ class EmbeddingEngine:
         """The vectors of a text for the message. Raises EngineError for numbers that are not finite."""
         if rows.size > _MOST_NUMBERS:
             raise UsageError(
-                f"text {index} has {len(rows)} vectors, too many for an answer: send it in pieces"
+                f"text {index + 1} has {len(rows)} vectors, too many for an answer: send it in pieces"
             )
         if not np.isfinite(rows).all():
-            raise EngineError(f"the model gave numbers that are not finite for text {index}")
+            raise EngineError(f"the model gave numbers that are not finite for text {index + 1}")
         if not self.info.ranks and self.info.pooling != "none":
             rows = normalised(rows[:, : message.n_values or None], message.norm)
         if message.as_text:  # nine digits are enough for any float32

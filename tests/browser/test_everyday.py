@@ -79,6 +79,7 @@ def listed(page: Page) -> Page:
           ["here", { value: "unloaded" }, { size: 5e9 }, true],
           ["large-70b", { value: "not downloaded", pull: "specllama pull l" }, { about_size: 4e10 }, false],
           ["small-1b", { value: "not downloaded", pull: "specllama pull s" }, { about_size: 5e8 }, true],
+          ["an-embedder", { value: "unloaded" }, { size: 1e6, embeds: true }, true],
           ["a-head", { value: "not downloaded", pull: "specllama pull h" }, { is_head: true }],
         ].map(([id, status, meta, fits]) => ({ id, status, meta, fits }));
         window.fetch = async (path, options) => {

@@ -49,7 +49,8 @@ def test_what_is_refused(command: Command, models: Path) -> None:
     embedder = ("-m", str(models / "embedder.gguf"), "-t", "1")
     assert_error(command("embed", "a"), 2, "--embeddings needs a model")
     assert_error(command("embed", *embedder), 2, "there is no text")
-    assert_error(command("embed", *embedder, "a", "--dimensions", "-1"), 2, "--dimensions")
+    for number in ("-1", "0"):
+        assert_error(command("embed", *embedder, "a", "--dimensions", number), 2, "--dimensions")
     assert_error(command("embed", *embedder, "a", "--query", "b"), 2, "ranks nothing", "a reranker does")
     assert_error(command("embed", "-m", "pydoc", "a"), 2, "is no embedding model")
     assert_error(command("embed", *embedder, "zip " * 600), 2, "602 tokens", "512 at most")

@@ -212,13 +212,13 @@ def test_what_is_refused(opened: Callable[..., EmbeddingFront]) -> None:
     bert, ranker = opened("bert mean"), opened("bert rank")
     long = bert.failure(m.Embed(7, ["a", "the cat " * 40]))
     assert (long["kind"], long["details"]["index"]) == ("ContextLengthError", 1)
-    assert "text 1 of 2 has 82 tokens, and this model reads 64 at most" in long["message"]
+    assert "text 2 of 2 has 82 tokens, and this model reads 64 at most" in long["message"]
     (cut,) = bert.vectors(["the cat " * 40], truncate=True)
     kept = bert.embedder.model.tokenize("the cat " * 31, False, False)
     assert np.abs(cut - bert.vectors([[2, *kept, 3]])[0]).max() < 1e-5
     assert "not in the vocabulary" in bert.failure(m.Embed(1, [[2, 5000]]))["message"]
     assert "not in the vocabulary" in bert.failure(m.Embed(1, [[-1]]))["message"]
-    assert "text 0 of 1 is empty" in bert.failure(m.Embed(1, [[]]))["message"]
+    assert "text 1 of 1 is empty" in bert.failure(m.Embed(1, [[]]))["message"]
     assert bert.failure(m.Embed(1, []))["message"] == "there is no text"
     assert "ranks nothing" in bert.failure(m.Embed(1, ["a"], "b"))["message"]
     assert "makes no vectors" in ranker.failure(m.Embed(1, ["a"]))["message"]

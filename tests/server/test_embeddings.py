@@ -77,6 +77,28 @@ def test_chat_and_vectors_are_served_side_by_side(both: Server) -> None:
     assert "makes no vectors: ask for embedder" in other.error["message"]
 
 
+def test_vectors_count_in_the_metrics(both: Server) -> None:
+    def counted() -> list[float]:
+        lines = both.get("/metrics?model=embedder").body.decode().splitlines()
+        names = ("specllama_embedded_texts_total", "specllama_embedded_tokens_total")
+        return [float(line.split()[-1]) for name in names for line in lines if line.startswith(name)]
+
+    before = counted()
+    both.post("/v1/embeddings", {"input": [TEXT, "a dog"]})
+    assert [n - m for n, m in zip(counted(), before, strict=True)] == [2, 12]
+
+
+def test_an_embedder_next_to_a_chat_model_can_be_unloaded(both: Server) -> None:
+    assert both.post("/v1/embeddings", {"input": "a"}).status == 200
+    assert both.post("/models/unload", {"model": "embedder"}).status == 200
+    both.until(lambda: both.get("/v1/models/embedder").json["status"]["value"] == "unloaded")
+    kept = both.post("/models/unload", {"model": "pydoc-target"})
+    assert "holds pydoc-target alone" in kept.error["message"]
+    assert both.get("/v1/models/embedder").json["meta"]["embeds"]
+    assert "embeds" not in both.get("/v1/models/pydoc-target").json["meta"]
+    assert both.get("/api/v0/models/embedder").json["type"] == "embeddings"
+
+
 def test_what_open_webui_sends_for_a_document(both: Server) -> None:
     """A request for each piece, many at once (retrieval/utils.py, generate_openai_batch_embeddings)."""
     pieces = [f"text {i} of the document" for i in range(64)]
@@ -116,9 +138,9 @@ def test_what_the_registers_guide_sends(both: Server) -> None:
         ({"input": []}, "input: has no text"),
         ({"input": ["a"] * 2049}, "at most 2048 items, not 2049"),
         ({"input": ["a", 3]}, "input[1]"),
-        ({"input": ["a", "zip " * 600]}, "text 1 of 2 has 602 tokens, and this model reads 512 at most"),
+        ({"input": ["a", "zip " * 600]}, "text 2 of 2 has 602 tokens, and this model reads 512 at most"),
         ({"input": [2, 99_999]}, "not in the vocabulary of 97"),
-        ({"input": [[]]}, "text 0 of 1 is empty"),
+        ({"input": [[]]}, "text 1 of 1 is empty"),
         ({"input": "a", "dimensions": 49}, "vectors of from 1 to 48 numbers, not 49"),
         ({"input": "a", "dimensions": 0}, "dimensions"),
         ({"input": "a", "encoding_format": "int8"}, "encoding_format"),
@@ -179,6 +201,8 @@ def test_models_that_cannot_be_served_so(command: Command, tmp_path: Path) -> No
         "--pooling last or --pooling mean",
     )
     path = str(tinyembedders.bert(tmp_path / "pydoc.gguf"))
+    ranks = command("serve", "--embeddings", path, "--pooling", "rank")
+    assert_error(ranks, 2, "--pooling: ", "has no part that ranks")
     taken = command("serve", "-m", "pydoc", "--embeddings", path, "--alias", "pydoc")
     assert_error(taken, 2, "--embeddings and -m are both called pydoc")
     refused = command("serve", "-m", path)

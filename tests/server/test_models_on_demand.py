@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
-from tests.support import tinygguf
+from tests.support import tinyembedders, tinygguf
 from tests.support.hub_cache import put
 from tests.support.serving import QUESTION, START, Reply, Server, first_event, rest
 
@@ -136,6 +136,29 @@ class TestList:
         put(disk / "hub", "me/late", "late-F32.gguf", (disk / "tiny.gguf").read_bytes())
         both.until(lambda: both.complete(model="me/late", max_tokens=1).status == 200)
         shutil.rmtree(disk / "hub" / "models--me--late")
+
+    def test_an_embedding_model_on_disk(self, both: Server, disk: Path) -> None:
+        """It is listed as one, and a request for it says how it is served."""
+        content = tinyembedders.bert(disk / "embedder.gguf").read_bytes()
+        put(disk / "hub", "me/embedder", "embedder-F32.gguf", content)
+        name = "me/embedder:F32"
+        both.until(lambda: name in models(both))
+        entries = {m["id"]: m for m in both.get("/v1/models?known=true").json["data"]}
+        assert entries[name]["meta"]["embeds"]
+        assert entries["nomic-embed-text-v1.5"]["meta"]["embeds"], "of models.toml, not on disk"
+        assert "embeds" not in entries[OTHER]["meta"]
+        assert both.post("/api/show", {"model": name}).json["capabilities"] == ["embedding"]
+        assert both.get(f"/api/v0/models/{name}").json["type"] == "embeddings"
+        for reply in (
+            both.chat(QUESTION, model=name, max_tokens=1),
+            both.post("/v1/embeddings", {"input": "a", "model": name}),
+            both.post("/models/load", {"model": name}),
+        ):
+            assert reply.status == 400, reply.json
+            assert f"start specllama serve with --embeddings {name}" in reply.error["message"]
+        ollama = both.post("/api/chat", {"model": name, "messages": [{"role": "user", "content": "a"}]})
+        assert (ollama.status, "is an embedding model" in ollama.json["error"]) == (400, True)
+        shutil.rmtree(disk / "hub" / "models--me--embedder")
 
 
 class TestNames:

@@ -51,7 +51,7 @@ export class Models {
 	}
 
 	async #list() {
-		this.#listed = (await json("/v1/models?known=true")).data;
+		this.#listed = (await json("/v1/models?known=true")).data.filter(({ meta }) => !meta?.embeds); // they write no texts
 		this.#show(this.#status() ? this.name : (this.#listed[0]?.id ?? ""));
 	}
 

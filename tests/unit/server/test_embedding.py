@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from specllama.client import protocol
-from specllama.errors import BusyError, DeadlineError, ResourceError, UsageError
+from specllama.errors import BusyError, DeadlineError, EngineDiedError, ResourceError, UsageError
 from specllama.server.embedding import MAX_OPEN, EmbeddingQueue
 from specllama.server.service import Admission, QueueLimit
 
@@ -56,9 +56,9 @@ def ask(engine: Engine, gone: Any = never, seconds: float = 0.0, queue: Embeddin
 
 
 def test_vectors_come_in_the_order_of_the_texts() -> None:
-    queue = queue_of()
-    assert ask(Engine(ITEMS), queue=queue) == [ITEMS[1], ITEMS[0]]
-    assert queue.n_open == 0
+    admission = Admission(QueueLimit(1, 1))
+    assert ask(Engine(ITEMS), queue=EmbeddingQueue(admission)) == [ITEMS[1], ITEMS[0]]
+    assert admission.n_requests == 0
 
 
 def test_a_client_that_leaves_ends_its_request() -> None:
@@ -80,12 +80,36 @@ def test_errors_of_the_engine_are_raised() -> None:
 
 
 def test_places_are_limited() -> None:
-    queue = queue_of()
-    queue.n_open = MAX_OPEN
+    full = Admission(QueueLimit(1, 1))
+    full.n_vectors = MAX_OPEN
     with pytest.raises(BusyError) as raised:
-        ask(Engine(ITEMS), queue=queue)
+        ask(Engine(ITEMS), queue=EmbeddingQueue(full))
     assert raised.value.details["retry_after"] == 1
     draining = Admission(QueueLimit(1, 1))
     draining.draining = True
     with pytest.raises(ResourceError, match="shutting down"):
         ask(Engine(ITEMS), queue=EmbeddingQueue(draining))
+
+
+def test_a_drain_waits_for_vectors() -> None:
+    """It is said when the last request has ended, and one that is left at the end gets the error."""
+    admission, open_at = Admission(QueueLimit(1, 1)), list[int]()
+    admission.on_drain = lambda: open_at.append(admission.n_requests)
+    queue, left = EmbeddingQueue(admission), asyncio.Event()
+
+    async def drained() -> None:
+        first, second = (
+            asyncio.ensure_future(queue.answer(Engine(None), ORDER, gone, 0.0))  # type: ignore[arg-type]
+            for gone in (left.wait, never)
+        )
+        while admission.n_requests < 2:
+            await asyncio.sleep(0)
+        admission.drain()
+        left.set()
+        assert await first is None
+        queue.end_all(EngineDiedError("the server is shutting down"))
+        with pytest.raises(EngineDiedError, match="shutting down"):
+            await second
+
+    asyncio.run(drained())
+    assert open_at == [2, 1, 0]

@@ -335,7 +335,7 @@ async def drain(api: ApiRequest) -> Response:
     api.check_administers("drain the server")
     admission, seconds = api.models.admission, api.settings.drain_seconds
     admission.drain()
-    return JSONResponse({"status": "draining", "requests": len(admission.requests), "seconds": seconds})
+    return JSONResponse({"status": "draining", "requests": admission.n_requests, "seconds": seconds})
 
 
 async def health(api: ApiRequest, ready: bool = False) -> Response:

@@ -251,8 +251,9 @@ def _refusal(message: str) -> Endpoint:
 
 
 async def _info(api: ApiRequest, body: OllamaRequest) -> LoadInfo:
-    """The model's description, after checks that depend on it. Raises FieldError."""
+    """The model's description, after checks that depend on it. Raises FieldError, UsageError."""
     api.check_model(body.model or None)
+    await api.models.check_kind(api.service)
     info = await api.supervisor.load()
     if body.think and not info.template_reasons:
         raise FieldError(f'"{body.model or api.service.name}" does not support thinking', "think")
@@ -332,7 +333,7 @@ def capabilities(info: LoadInfo | ModelDetails) -> list[str]:
     """Capabilities of a model. A chat template suffices for tools: without native support they are
     described in a system message. Infill support is known only after a load.
     """
-    if isinstance(info, LoadInfo) and info.embedding is not None:
+    if info.embedding is not None if isinstance(info, LoadInfo) else info.embeds:
         return ["embedding"]
     if isinstance(info, LoadInfo):
         works, reasons, fills = info.template_works, info.template_reasons, info.infill

@@ -162,10 +162,11 @@ def _status(model: ListedModel) -> JsonObject:
 
 def _meta(model: ListedModel) -> JsonObject:
     info = model.info
+    kind: JsonObject = {"embeds": True} if model.embeds else {}
     if info is None:
         if model.on_disk:
-            return {"size": model.model.n_bytes}
-        about: JsonObject = {"about_size": model.model.guessed_bytes} if model.model.guessed_bytes else {}
+            return {"size": model.model.n_bytes} | kind
+        about = kind | ({"about_size": model.model.guessed_bytes} if model.model.guessed_bytes else {})
         return about | {"is_head": True} if model.model.is_head else about
     return {
         "n_vocab": info.n_vocab,
@@ -173,6 +174,7 @@ def _meta(model: ListedModel) -> JsonObject:
         "n_ctx_train": info.n_ctx_train,
         "n_params": info.target.params,
         "size": info.file_bytes,
+        **kind,
     }
 
 

@@ -218,7 +218,8 @@ class ApiRequest:
         self.check_model(name, exact=True)
 
     async def load_model(self) -> LoadInfo:
-        """Load the model. Returns its description. Raises errors of the load."""
+        """Load the model. Returns its description. Raises errors of the load, and of ModelPool.check_kind."""
+        await self.models.check_kind(self.service)
         await self.supervisor.client()
         return self.supervisor.info
 
@@ -273,7 +274,7 @@ class ApiRequest:
         loaded. model: as in `check_model`. Raises UsageError for a model that writes texts, what
         EmbeddingQueue raises, ClientGoneError.
         """
-        self._service = self.models.embedder_of(model or self.query_params.get("model") or None)
+        self._service = await self.models.embedder_of(model or self.query_params.get("model") or None)
         self.log_prompt(order.texts)
         if not order.texts:
             await self.load_model()
@@ -282,6 +283,9 @@ class ApiRequest:
         made = await queue.answer(self._service, order, partial(disconnected, self._http.receive), seconds)
         if made is None:
             raise ClientGoneError
+        for metrics in self._service.metrics.counting(self.owner):
+            metrics.embedded.inc(len(made))
+            metrics.embedded_tokens.inc(sum(one.n_tokens for one in made))
         return made
 
     async def answer(
@@ -293,7 +297,7 @@ class ApiRequest:
         BusyError, ResourceError; the response raises errors of the load.
         """
         self.check_model(body.model or None)
-        self.models.check_writes(self.service)
+        await self.models.check_writes(self.service)
         requests = self._requests(body)
         self.log_prompt(body.logged)
         options = body.answer_options(self.service.name, request_id=self.id)
