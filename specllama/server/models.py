@@ -211,7 +211,8 @@ class ModelPool:
         gone = [s for s in others.values() if s.lease.state == "loaded"]  # their files were deleted
         entries += [listed(service, service.name) for service in gone]
         current = self.current.name
-        return sorted(entries, key=lambda one: (not one.on_disk, one.embeds, not one.loaded, one.name != current))
+        by = sorted(entries, key=lambda one: (not one.loaded, one.name != current))
+        return sorted(by, key=lambda one: (not one.on_disk, one.embeds))
 
     def fits(self, model: ListedModel) -> bool | None:
         """Whether the memory of this machine has room for a model, by the size of its file alone; None where

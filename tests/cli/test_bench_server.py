@@ -271,7 +271,7 @@ class TestOtherServers:
             (Faults(models=[1]), 3, "no list of models"),
             (Faults(models={"data": []}), 3, "lists no model"),
             (Faults(models={"data": [{"id": 5}, 7]}), 3, "lists no model"),
-            (Faults(models={"data": [{"id": "e", "meta": {"embeds": True}}]}), 2, "e makes vectors, and bench"),
+            (Faults(models={"data": [{"id": "e", "meta": {"embeds": True}}]}), 2, "e makes vectors"),
             (Faults(ending="page"), 3, "text/html instead of a stream"),
             (Faults(statuses=[404]), 3, "(404): not now"),
             (Faults(statuses=[400]), 2, "refuses the request (400): not now"),
