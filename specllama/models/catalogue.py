@@ -243,7 +243,7 @@ class DetailsReader:
 
 
 def _read(path: str) -> ModelDetails:
-    from specllama.gguf.embedders import is_embedder
+    from specllama.gguf.architectures import is_embedder
     from specllama.gguf.header import read_model  # needs numpy
 
     try:
