@@ -207,7 +207,6 @@ EMBED = [
     *LOG,
 ]
 OF_TEXTS = {option.name for option in SERVE} - {option.name for option in (*SERVING, *PAGE, *EMBED)}
-"""Options of `serve` without effect on an embedding model."""
 _WORKLOADS = (LIST, "explain", "source", "json", "edit", "free")
 BENCHING = table("Bench",
     row("prompts", "--prompts", str, "your own prompts: a JSON object, workload to list of prompts", "FILE"),

@@ -7,7 +7,6 @@ Names come from clients: they are looked up in a list, and never used as paths. 
 from __future__ import annotations
 
 import os
-import re
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -60,11 +59,6 @@ class CatalogueModel:
     def is_head(self) -> bool:
         """Whether it is a head by its name, which writes no texts itself."""
         return is_head_name(self.id)
-
-    @property
-    def is_embedder(self) -> bool:
-        """Whether it makes vectors or scores, by its name."""
-        return re.search("embed|rerank|minilm|bge-", self.id.lower()) is not None
 
 
 @dataclass(frozen=True)
@@ -205,8 +199,7 @@ _MOST = 1024  # models whose details are kept
 @dataclass(frozen=True, slots=True)
 class ModelDetails:
     """quant: as llama.cpp names it. template: the source of the chat template, "" without one; reasons:
-    whether it knows reasoning. problem: why the file cannot be used, "" if its header can be read. embeds:
-    whether it is an embedding model by its header.
+    whether it knows reasoning. problem: why the file is unusable, "" if its header can be read; embeds: by it
     """
 
     architecture: str = ""

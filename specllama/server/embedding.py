@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 
 from specllama.client import protocol
-from specllama.errors import BusyError, DeadlineError, ResourceError, SpecllamaError, UsageError
+from specllama.errors import BusyError, DeadlineError, ResourceError, UsageError
 from specllama.server.service import SHUTTING_DOWN, Admission, Service
 
 MAX_OPEN = 512  # requests that run or wait
@@ -20,8 +20,7 @@ class EmbeddingQueue:
     """The open requests for vectors of a server. admission: of its other requests, which counts these."""
 
     def __init__(self, admission: Admission) -> None:
-        self._admission, self._works = admission, set[asyncio.Future[None]]()
-        self._error: SpecllamaError | None = None  # of `end_all`
+        self._admission = admission
 
     @contextlib.contextmanager
     def place(self) -> Iterator[None]:
@@ -39,18 +38,12 @@ class EmbeddingQueue:
             if self._admission.draining:
                 self._admission.on_drain()
 
-    def end_all(self, error: SpecllamaError) -> None:
-        """End all requests with this error."""
-        self._error = error
-        for work in self._works:
-            work.cancel()
-
     async def answer(
         self, service: Service, order: protocol.Embed, gone: Callable[[], Awaitable[object]], seconds: float
     ) -> list[protocol.TextVectors] | None:
         """What a model makes of the texts of an order, in their order; loads the model. None if the client is
         gone before. gone: returns then. seconds: limit, 0 for none. Raises DeadlineError, what `place` and
-        protocol.Embed raise, errors of the load, and that of `end_all`.
+        protocol.Embed raise, and errors of the load.
         """
         items: list[protocol.TextVectors] = []
         with self.place():
@@ -59,30 +52,24 @@ class EmbeddingQueue:
             )
             work = asyncio.ensure_future(asked)
             leaving = asyncio.ensure_future(gone())
-            self._works.add(work)
             try:
                 async with asyncio.timeout(seconds or None):
                     await asyncio.wait((work, leaving), return_when=asyncio.FIRST_COMPLETED)
                 if not work.done():
                     return None
-                if work.cancelled() and self._error is not None:
-                    raise self._error
                 work.result()
                 return sorted(items)
             except TimeoutError:
                 limit = f"the request took longer than {seconds:.0f} s, which is its limit"
                 raise DeadlineError(limit) from None
             finally:
-                self._works.discard(work)
                 for task in (work, leaving):
                     task.cancel()
                 await asyncio.gather(work, leaving, return_exceptions=True)
 
 
 def writes_texts(name: str, other: str) -> UsageError:
-    """The error for a model that is asked for vectors, and writes texts. other: name of the server's
-    embedding model, "" without one.
-    """
+    """The error for a model that writes texts. other: name of the embedding model, "" without one."""
     hint = f"ask for {other}" if other else "start specllama serve with --embeddings MODEL"
     return UsageError(f"{name} writes texts, and makes no vectors: {hint}")
 

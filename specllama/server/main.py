@@ -98,7 +98,7 @@ class _Stop:
 
     def _drain(self) -> None:
         """Called at the beginning, and when a request has ended."""
-        n = self._models.admission.n_requests
+        n = len(self._models.admission.requests) + self._models.admission.n_vectors
         if not self._timers:
             notify("STOPPING=1")
             seconds = self._models.settings.drain_seconds

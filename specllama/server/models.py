@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
@@ -31,6 +32,7 @@ from specllama.server.settings import ANY_NAME, ServerSettings
 from specllama.server.supervisor import Say, State, Supervisor
 
 _LONGEST = 1e9  # longest idle time that a client may set, in seconds
+_EMBEDS = re.compile("embed|rerank|minilm|bge-")  # names of embedding models
 _RESCAN_SECONDS = 1.0  # shortest time between two scans of the disk for unknown names
 MakeSupervisor = Callable[[], Supervisor]
 
@@ -188,9 +190,7 @@ class ModelPool:
             raise UsageError(f"{service.name} is an embedding model: {how}")
 
     async def listed(self) -> list[ListedModel]:
-        """All models: loaded ones first, then others on disk, then models that are only known; those that
-        make vectors after those that write.
-        """
+        """All models: loaded ones first, then others on disk, then models that are only known."""
         await self._rescan(_RESCAN_SECONDS)
         entries = [listed(self.default, name) for name in self.default.names]
         own = {self.default, self.embedder}
@@ -200,7 +200,7 @@ class ModelPool:
             entries += [listed(self.embedder, self.embedder.name)]
         for model in self._catalogue.models:
             key = _key(model.path) if model.on_disk else ""
-            embeds = (await self.details(model)).embeds if model.on_disk else model.is_embedder
+            embeds = (await self.details(model)).embeds if model.on_disk else bool(_EMBEDS.search(model.id))
             if (service := others.pop(key, None)) is not None:
                 entries.append(replace(listed(service, service.name), embeds=embeds))
             elif key not in taken:
@@ -211,8 +211,7 @@ class ModelPool:
         gone = [s for s in others.values() if s.lease.state == "loaded"]  # their files were deleted
         entries += [listed(service, service.name) for service in gone]
         current = self.current.name
-        by = sorted(entries, key=lambda one: (not one.loaded, one.name != current))
-        return sorted(by, key=lambda one: (not one.on_disk, one.embeds))
+        return sorted(entries, key=lambda m: (not m.on_disk, m.embeds, not m.loaded, m.name != current))
 
     def fits(self, model: ListedModel) -> bool | None:
         """Whether the memory of this machine has room for a model, by the size of its file alone; None where
@@ -285,7 +284,6 @@ class ModelPool:
     def end_all(self, error: SpecllamaError) -> None:
         """End all running and waiting requests with this error."""
         self.admission.end_all(error)
-        self.embedding_queue.end_all(error)
         for service in self._services.values():
             service.lease.fail_waiters(error)
 

@@ -96,11 +96,6 @@ class Admission:
         return sum(request.n_open for request in self.requests)
 
     @property
-    def n_requests(self) -> int:
-        """Requests that have not ended."""
-        return len(self.requests) + self.n_vectors
-
-    @property
     def retry_after(self) -> int:
         """Estimated seconds until a slot is free, from 1 to 60."""
         waiting = max(1, self.n_open - self.limit.n_slots + 1)

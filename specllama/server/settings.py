@@ -83,8 +83,7 @@ class ServerSettings:
             raise UsageError(f": not a directory: {self.slot_save_path}", option="slot_save_path")
         for name in self.embedder_names:
             if self.has_name(name):
-                why = f"and {option('model')} are both called {name}"
-                raise UsageError(why, f"{option('alias')} gives the latter another name", option="embeddings")
+                raise UsageError(f"and {option('model')} are both called {name}", option="embeddings")
         Origins(self.origins)
         root_path(self.root_path)
         if not set(self.admin_keys) <= set(self.keys):

@@ -335,7 +335,8 @@ async def drain(api: ApiRequest) -> Response:
     api.check_administers("drain the server")
     admission, seconds = api.models.admission, api.settings.drain_seconds
     admission.drain()
-    return JSONResponse({"status": "draining", "requests": admission.n_requests, "seconds": seconds})
+    n = len(admission.requests) + admission.n_vectors
+    return JSONResponse({"status": "draining", "requests": n, "seconds": seconds})
 
 
 async def health(api: ApiRequest, ready: bool = False) -> Response:
