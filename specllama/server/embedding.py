@@ -23,18 +23,22 @@ class EmbeddingQueue:
         self._admission = admission
 
     @contextlib.contextmanager
-    def place(self) -> Iterator[None]:
-        """A place in the queue. Raises BusyError without one, ResourceError while the server shuts down."""
+    def place(self) -> Iterator[asyncio.Future[None]]:
+        """A place in the queue; the future fails where the server ends before the request. Raises BusyError
+        without a place, ResourceError while the server shuts down.
+        """
         if self._admission.draining:
             raise ResourceError(SHUTTING_DOWN, "ask again when it is back")
-        if self._admission.n_vectors >= MAX_OPEN:
+        if len(self._admission.vectors) >= MAX_OPEN:
             busy = f"{MAX_OPEN} requests for vectors wait, and no more can"
             raise BusyError(busy, "ask again later", {"retry_after": 1})
-        self._admission.n_vectors += 1
+        ended = asyncio.get_running_loop().create_future()
+        self._admission.vectors.add(ended)
         try:
-            yield
+            yield ended
         finally:
-            self._admission.n_vectors -= 1
+            ended.cancel()
+            self._admission.vectors.discard(ended)
             if self._admission.draining:
                 self._admission.on_drain()
 
@@ -43,10 +47,10 @@ class EmbeddingQueue:
     ) -> list[protocol.TextVectors] | None:
         """What a model makes of the texts of an order, in their order; loads the model. None if the client is
         gone before. gone: returns then. seconds: limit, 0 for none. Raises DeadlineError, what `place` and
-        protocol.Embed raise, and errors of the load.
+        protocol.Embed raise, errors of the load, and EngineDiedError where the server ends before.
         """
         items: list[protocol.TextVectors] = []
-        with self.place():
+        with self.place() as ended:
             asked = service.supervisor.collect(
                 lambda id_: replace(order, id=id_), protocol.Embedded, lambda part: items.extend(part.items)
             )
@@ -54,7 +58,9 @@ class EmbeddingQueue:
             leaving = asyncio.ensure_future(gone())
             try:
                 async with asyncio.timeout(seconds or None):
-                    await asyncio.wait((work, leaving), return_when=asyncio.FIRST_COMPLETED)
+                    await asyncio.wait((work, leaving, ended), return_when=asyncio.FIRST_COMPLETED)
+                if ended.done():
+                    ended.result()
                 if not work.done():
                     return None
                 work.result()

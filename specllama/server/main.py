@@ -98,7 +98,7 @@ class _Stop:
 
     def _drain(self) -> None:
         """Called at the beginning, and when a request has ended."""
-        n = len(self._models.admission.requests) + self._models.admission.n_vectors
+        n = len(self._models.admission.requests) + len(self._models.admission.vectors)
         if not self._timers:
             notify("STOPPING=1")
             seconds = self._models.settings.drain_seconds

@@ -77,15 +77,15 @@ class QueueLimit:
 
 
 class Admission:
-    """The open requests of a server, for all its models. n_vectors: those for vectors and scores, which have
-    a queue of their own. draining: refuses new requests. on_drain: called by `drain`, and while draining
+    """The open requests of a server, for all its models. vectors: those for vectors and scores, which have a
+    queue of their own. draining: refuses new requests. on_drain: called by `drain`, and while draining
     whenever a request has ended.
     """
 
     def __init__(self, limit: QueueLimit) -> None:
         self.limit = limit
         self.requests: set[RequestStream] = set()
-        self.n_vectors = 0
+        self.vectors: set[asyncio.Future[None]] = set()
         self.draining = False
         self.on_drain: Callable[[], None] = lambda: None
         self._mean_seconds = 1.0  # of a request, moving average
@@ -133,6 +133,9 @@ class Admission:
         """End all requests with this error."""
         for request in list(self.requests):
             request.fail(error)
+        for ended in self.vectors:
+            if not ended.done():
+                ended.set_exception(error)
 
 
 # The model.

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from specllama.client import protocol
-from specllama.errors import BusyError, DeadlineError, ResourceError, UsageError
+from specllama.errors import BusyError, DeadlineError, EngineDiedError, ResourceError, UsageError
 from specllama.server.embedding import MAX_OPEN, EmbeddingQueue
 from specllama.server.service import Admission, QueueLimit
 
@@ -52,13 +52,13 @@ def queue_of() -> EmbeddingQueue:
 
 def ask(engine: Engine, gone: Any = never, seconds: float = 0.0, queue: EmbeddingQueue | None = None) -> Any:
     made = (queue or queue_of()).answer(engine, ORDER, gone, seconds)  # type: ignore[arg-type]
-    return asyncio.run(made)  # type: ignore[arg-type]
+    return asyncio.run(made)
 
 
 def test_vectors_come_in_the_order_of_the_texts() -> None:
     admission = Admission(QueueLimit(1, 1))
     assert ask(Engine(ITEMS), queue=EmbeddingQueue(admission)) == [ITEMS[1], ITEMS[0]]
-    assert admission.n_vectors == 0
+    assert not admission.vectors
 
 
 def test_a_client_that_leaves_ends_its_request() -> None:
@@ -81,7 +81,7 @@ def test_errors_of_the_engine_are_raised() -> None:
 
 def test_places_are_limited() -> None:
     full = Admission(QueueLimit(1, 1))
-    full.n_vectors = MAX_OPEN
+    full.vectors = dict.fromkeys(range(MAX_OPEN))  # type: ignore[assignment]
     with pytest.raises(BusyError) as raised:
         ask(Engine(ITEMS), queue=EmbeddingQueue(full))
     assert raised.value.details["retry_after"] == 1
@@ -94,7 +94,7 @@ def test_places_are_limited() -> None:
 def test_a_drain_waits_for_vectors() -> None:
     """It is said when the last request has ended."""
     admission, open_at = Admission(QueueLimit(1, 1)), list[int]()
-    admission.on_drain = lambda: open_at.append(admission.n_vectors)
+    admission.on_drain = lambda: open_at.append(len(admission.vectors))
     queue, left = EmbeddingQueue(admission), asyncio.Event()
 
     async def drained() -> None:
@@ -102,7 +102,7 @@ def test_a_drain_waits_for_vectors() -> None:
             asyncio.ensure_future(queue.answer(Engine(None), ORDER, gone, 0.0))  # type: ignore[arg-type]
             for gone in (left.wait, never)
         )
-        while admission.n_vectors < 2:
+        while len(admission.vectors) < 2:
             await asyncio.sleep(0)
         admission.drain()
         left.set()
@@ -112,3 +112,21 @@ def test_a_drain_waits_for_vectors() -> None:
 
     asyncio.run(drained())
     assert open_at == [2, 1, 0]
+
+
+def test_a_server_that_ends_fails_what_is_left() -> None:
+    admission, engine = Admission(QueueLimit(1, 1)), Engine(None)
+
+    async def ended() -> None:
+        left = asyncio.ensure_future(
+            EmbeddingQueue(admission).answer(engine, ORDER, never, 0.0)  # type: ignore[arg-type]
+        )
+        while not admission.vectors:
+            await asyncio.sleep(0)
+        admission.end_all(EngineDiedError("shutting down"))
+        with pytest.raises(EngineDiedError, match="shutting down"):
+            await left
+
+    asyncio.run(ended())
+    assert engine.ended
+    assert not admission.vectors

@@ -335,7 +335,7 @@ async def drain(api: ApiRequest) -> Response:
     api.check_administers("drain the server")
     admission, seconds = api.models.admission, api.settings.drain_seconds
     admission.drain()
-    n = len(admission.requests) + admission.n_vectors
+    n = len(admission.requests) + len(admission.vectors)
     return JSONResponse({"status": "draining", "requests": n, "seconds": seconds})
 
 
