@@ -351,7 +351,7 @@ def test_without_reuse_all_of_a_prompt_is_evaluated(server: Server) -> None:
         ({"n_predict": "5"}, "n_predict", "integer"),
         ({"stream": "yes"}, "stream", "boolean"),
         ({"temperature": -1}, "temperature", "10000"),
-        ({"typical": 1.5}, "typical_p", "from 0 to 1"),
+        ({"typical": 1.5}, "typical", "from 0 to 1"),
         ({"tfs": 0.5}, "tfs_z", "not supported"),
         ({"mirostat_mode": 3}, "mirostat", "from 0 to 2"),
         ({"xtc_probability": 1.5}, "xtc_probability", "from 0 to 1"),
