@@ -241,7 +241,7 @@ def test_numbers_that_are_not_finite_are_an_error(
     front = opened("bert mean")
     bad = [np.full((1, 48), np.nan, np.float32)]
     monkeypatch.setattr(type(front.embedder.context), "embed", lambda _, texts: bad * len(texts))
-    assert "not finite for text 0" in front.failure(m.Embed(1, ["a"]))["message"]
+    assert "not finite for text 1" in front.failure(m.Embed(1, ["a"]))["message"]
 
 
 def test_queries_about_texts_are_answered(opened: Callable[..., EmbeddingFront]) -> None:

@@ -123,7 +123,7 @@ def test_answers_are_drafted_from_after_a_kill_by_their_key_alone(tmp_path: Path
         server.process.kill()
     notes.write_text(f"def read({text}")
     with Server(tmp_path, *flags) as server:
-        server.wait_for("--memory-from: 1 file")
+        assert server.said("--memory-from: 1 file", seconds=START)
         again, drafted = complete(server, "alice")
         assert again == text
         assert drafted["memory"] > 20

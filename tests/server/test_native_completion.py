@@ -357,7 +357,7 @@ def test_without_reuse_all_of_a_prompt_is_evaluated(server: Server) -> None:
         ({"xtc_probability": 1.5}, "xtc_probability", "from 0 to 1"),
         ({"dry_multiplier": -1}, "dry_multiplier", "from 0"),
         ({"dry_sequence_breakers": ["x"] * 10_000}, "dry_sequence_breakers", "64"),
-        ({"nsigma": 101}, "top_n_sigma", "100"),
+        ({"nsigma": 101}, "nsigma", "100"),
         ({"top_n_sigma": True}, "top_n_sigma", "number"),
         ({"adaptive_decay": 1}, "adaptive_decay", "0.99"),
         ({"lora": [{"id": 0, "scale": 1}]}, "lora", "not supported"),

@@ -1,5 +1,5 @@
-"""What a profile has stored: the times of a drafter's steps as it has read them, before a load measured what
-they take now, and whether t(1) is still the one that was measured.
+"""What a profile has stored: the times of decodes and of a drafter's steps as it has read them, before a load
+measured what they take now, and whether t(1) is still the one that was measured.
 """
 
 from __future__ import annotations
@@ -8,7 +8,12 @@ from math import log
 
 from specllama.core.policy.config import DEFAULT
 from specllama.core.policy.cost_curve import CostCurve
-from specllama.worker.profile import ModelProfile, pairs_of
+from specllama.worker.profile import CostCurves, ModelProfile, pairs_of
+
+
+def costs_read(profile: ModelProfile) -> CostCurve:
+    """Of the target's decodes at the start of a text."""
+    return CostCurves.from_dict(profile.store.read(profile.key)["curves"]).at(0)
 
 
 def steps_read(profile: ModelProfile, name: str) -> CostCurve:
