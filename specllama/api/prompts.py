@@ -13,6 +13,7 @@ from specllama.client import protocol
 from specllama.core.sampling.params import PARAMETERS, SamplingParams
 from specllama.errors import UsageError
 from specllama.json_types import JsonObject
+from specllama.wording import counted
 
 
 class TextPrompt(TypedDict):
@@ -31,6 +32,7 @@ Message = Mapping[str, Any]
 Prompt = str | Sequence[int] | TextPrompt | TokensPrompt
 Params = SamplingParams | Mapping[str, Any]
 Prediction = str | Sequence[str | None] | None
+_ONE_EACH = "give one for each prompt, or one for all of them"
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +133,7 @@ def sampling(given: Params | Sequence[Params] | None, n: int) -> list[JsonObject
     if not _is_list(given):
         raise UsageError(f"sampling_params must be SamplingParams or a dict, not {type(given).__name__}")
     if len(given) != n:
-        raise UsageError(f"there are {len(given)} sampling_params for {n} prompts")
+        raise UsageError(f"sampling_params is a list of {len(given)} for {counted(n, 'prompt')}", _ONE_EACH)
     return [_params(one) for one in given]
 
 
@@ -142,7 +144,7 @@ def predictions(given: Prediction, n: int) -> list[str]:
     if not _is_list(given) or not all(one is None or isinstance(one, str) for one in given):
         raise UsageError(f"prediction must be a text, or one for each prompt, not {_short(given)}")
     if len(given) != n:
-        raise UsageError(f"there are {len(given)} predictions for {n} prompts")
+        raise UsageError(f"prediction is a list of {len(given)} for {counted(n, 'prompt')}", _ONE_EACH)
     return [one or "" for one in given]
 
 

@@ -110,6 +110,8 @@ def serve(given: Mapping[str, Any]) -> int:
     if settings.load.pooling is not None and (idle := [name for name in given if name in OF_TEXTS]):
         flags = ", ".join(console.as_flag(name, None) for name in idle)
         console.note(f"note: {flags}: of no effect on an embedding model, which writes no texts")
+    if given.get("pooling") and not values.get("embeddings"):
+        console.note("note: --pooling: of no effect without --embeddings, the model that makes vectors")
     log = log_file(values)
     from specllama.server.main import serve as run
 

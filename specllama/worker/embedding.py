@@ -44,9 +44,8 @@ _NICENESS = 10  # of a process that gives way to others
 
 def loads_embedder(order: protocol.Load) -> bool:
     """Whether a load is one of an embedding model. Raises what `read_model` raises."""
-    if order.settings.pooling is not None or not order.may_embed:
-        return order.settings.pooling is not None
-    return is_embedder(read_model(order.settings.target.path))
+    settings = order.settings
+    return settings.pooling is not None or (order.may_embed and is_embedder(read_model(settings.target.path)))
 
 
 class _EmbedRequest:
@@ -92,9 +91,10 @@ class _EmbedRequest:
         if message.truncate:
             # The last token may be one that the vocabulary puts at the end of every text.
             return [*ids[: limit - 1], ids[-1]] if message.query is None else ids[:limit]
+        with_query = " with the query" if message.query is not None else ""
         raise ContextLengthError(
-            f"{which} has {len(ids)} tokens, and this model reads {limit} at most",
-            "send it in shorter pieces",
+            f"{which}{with_query} has {len(ids)} tokens, and this model reads {limit} at most",
+            f"send it in shorter pieces{', or a shorter query' if with_query else ''}",
             {"n_prompt_tokens": len(ids), "n_ctx": limit, "index": self._next},
         )
 

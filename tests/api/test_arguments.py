@@ -439,7 +439,7 @@ class TestParameters:
         [
             (5, "sampling_params must be SamplingParams or a dict, not int"),
             ("x", "not str"),
-            ([{}], "1 sampling_params for 2 prompts"),
+            ([{}], "sampling_params is a list of 1 for 2 prompts"),
             ([{}, 5], "not int"),
             ({"temprature": 1}, "unknown sampling parameter 'temprature'"),
             ({"temperature": -1}, "temperature must be"),

@@ -544,7 +544,7 @@ def test_a_prediction_changes_no_text(single: LLM) -> None:
         (5, "prediction must be a text, or one for each prompt, not 5"),
         ([1], "prediction must be a text, or one for each prompt, not [1]"),
         (b"x", "prediction must be a text, or one for each prompt, not b'x'"),
-        (["a", "b"], "there are 2 predictions for 1 prompts"),
+        (["a", "b"], "prediction is a list of 2 for 1 prompt"),
     ],
 )
 def test_what_is_no_prediction_is_refused(single: LLM, prediction: Any, message: str) -> None:

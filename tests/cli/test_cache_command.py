@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from specllama.cli.cache import _lines
 from tests.support import tinymtp
 from tests.support.command import Command, assert_error
 from tests.support.prefixes import ids, record, states, store, written
@@ -155,3 +156,17 @@ def test_a_run_says_what_it_did_not_read_again(command: Command) -> None:
     assert 300 < int(match[1]) <= state["tokens"]
     assert command("cache", "clear").code == 0
     assert "kept" not in run()[1]
+
+
+def test_answers_without_prompts_are_counted_alone() -> None:
+    one = {
+        "id": "a" * 12,
+        "kind": "memory",
+        "model": "m",
+        "tokens": 3,
+        "bytes": 9,
+        "age_seconds": 0,
+        "uses": 0,
+    }
+    shown = list(_lines({"states": [one], "bytes": 9, "path": "/kept"}, None))
+    assert shown[0] == "answers of 1 key, 9 bytes, in /kept"

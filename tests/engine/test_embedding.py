@@ -221,6 +221,8 @@ def test_what_is_refused(opened: Callable[..., EmbeddingFront]) -> None:
     assert "text 1 of 1 is empty" in bert.failure(m.Embed(1, [[]]))["message"]
     assert bert.failure(m.Embed(1, []))["message"] == "there is no text"
     assert "ranks nothing" in bert.failure(m.Embed(1, ["a"], "b"))["message"]
+    too_long = ranker.failure(m.Embed(1, ["a"], "zip " * 80))["message"]
+    assert "text 1 of 1 with the query has" in too_long
     assert "makes no vectors" in ranker.failure(m.Embed(1, ["a"]))["message"]
     generate = m.Generate(4, m.TextInput("a"))
     bert.messages.clear()

@@ -207,3 +207,8 @@ def test_models_that_cannot_be_served_so(command: Command, tmp_path: Path) -> No
     assert_error(taken, 2, "--embeddings and -m are both called pydoc")
     refused = command("serve", "-m", path)
     assert_error(refused, 6, "do not generate text", "serve --embeddings FILE")
+
+
+def test_a_pooling_without_an_embedding_model_has_no_effect(tmp_path: Path) -> None:
+    with Server(tmp_path, "-t", "1", "-md", "none", "--pooling", "mean") as one:
+        assert one.said("note: --pooling: of no effect without --embeddings") == 1
