@@ -15,6 +15,7 @@ from specllama.cli.progress import library
 from specllama.config.defaults import N_CTX_DEFAULT
 from specllama.config.load import LoadSettings, ModelSettings
 from specllama.errors import NetworkError, ResourceError, SpecllamaError
+from specllama.gguf.architectures import is_embedder, pooling_of
 from specllama.gguf.header import Header, read_model
 from specllama.heads import is_head_file, read_head, unusable_head
 from specllama.heads.check import check_draft, check_model
@@ -23,7 +24,7 @@ from specllama.models.demo import DemoStore
 from specllama.models.installed import installed_models
 from specllama.models.manifest import ManifestEntry
 from specllama.models.memory.available import UNKNOWN, available_memory, gpus_present
-from specllama.models.memory.plan import DeviceMemory, MemoryPlan, plan_load
+from specllama.models.memory.plan import DeviceMemory, MemoryPlan, plan_embedder, plan_load
 from specllama.models.names import DEMO
 from specllama.models.prepare import known_draft
 from specllama.models.quants import FILE_SHARE, size
@@ -115,6 +116,9 @@ def fit(header: Header, machine: Machine) -> Fit:
         return Fit()
     settings = LoadSettings(target=ModelSettings(path=header.path))
     try:
+        if is_embedder(header):
+            plan = plan_embedder(settings, header, machine.available, machine.gpus)
+            return Fit(plan, header.n_layer, header.n_ctx_train)
         check_model(header)
         own = own_head(header)[0]
         for head in (None,) if own is None else (own.head, None):
@@ -205,8 +209,8 @@ def _known_rows(known: Library, entry: ManifestEntry, name: str, problem: str) -
 def _rows(
     model: ResolvedModel, header: Header, machine: Machine, drafts: Sequence[DraftFound]
 ) -> Iterator[Row]:
-    """Of a head people get the first lines, and what it is."""
-    is_head, fits = is_head_file(header), fit(header, machine)
+    """Of a head people get the first lines, and what it is; of an embedding model, nothing about texts."""
+    is_head, embeds, fits = is_head_file(header), is_embedder(header), fit(header, machine)
     listed = model.listing.licence if model.listing is not None else ""
     licence = licence_of(model.parsed.entry, header, listed)
     n_bytes, where = header.file_bytes or sum(file.size for file in model.parts), model.parsed.where
@@ -224,6 +228,9 @@ def _rows(
     yield Row("bytes", n_bytes, "model", ", ".join(part for part in parts if part))
     if is_head:
         yield Row(None, None, "head", "it drafts for its model with -md, and cannot be run alone")
+    if embeds:
+        makes = "scores of documents" if pooling_of(header, None) == "rank" else "vectors of texts"
+        yield Row(None, None, "makes", f"{makes}: specllama embed, or serve --embeddings")
     trained = f"{header.n_ctx_train} tokens in training" if header.n_ctx_train else "not stated"
     rows = (
         Row("n_ctx_train", header.n_ctx_train or None, "context", trained),
@@ -240,7 +247,9 @@ def _rows(
         Row("drafts", [draft._asdict() for draft in drafts]),
         *(Row(None, None, "" if n else "drafts", text) for n, text in enumerate(_draft_lines(drafts))),
     )
-    yield from (row._replace(label=None) for row in rows) if is_head else rows
+    for row in rows:
+        idle = is_head or (embeds and row.label in ("head", "template", "drafts"))
+        yield row._replace(label=None) if idle else row
 
 
 def _draft_lines(drafts: Sequence[DraftFound]) -> Iterator[str]:
@@ -288,7 +297,7 @@ def licence_of(entry: ManifestEntry | None, header: Header | None, listed: str =
 
 def _drafts(known: Library, target: ResolvedModel, header: Header) -> Iterator[DraftFound]:
     """The drafts for a model: the one of -md auto, others on this disk, and known ones to download."""
-    if is_head_file(header):
+    if is_head_file(header) or is_embedder(header):
         return
     seen = {os.path.realpath(target.path)} if target.path else set[str]()
     auto = known_draft(known, target)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -55,3 +56,12 @@ def test_what_is_refused(command: Command, models: Path) -> None:
     assert_error(command("embed", "-m", "pydoc", "a"), 2, "is no embedding model")
     assert_error(command("embed", *embedder, "zip " * 600), 2, "602 tokens", "512 at most")
     assert command("embed", *embedder, "zip " * 600, "--truncate").code == 0
+
+
+def test_what_an_embedding_model_makes_and_takes_is_shown(command: Command, models: Path) -> None:
+    for name, makes in (("embedder", "vectors of texts"), ("ranker", "scores of documents")):
+        shown = command("models", "show", str(models / f"{name}.gguf")).out
+        assert f"makes     {makes}" in shown
+        assert re.search(r"^memory +takes \S+ \w+ with \d+ tokens of context", shown, re.MULTILINE)
+        assert not re.search("^(head|template|drafts) ", shown, re.MULTILINE)
+    assert command("models", "show", str(models / "embedder.gguf"), "--json").json["fits"] is True
