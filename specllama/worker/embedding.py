@@ -39,6 +39,7 @@ from specllama.worker.load_info import facts
 from specllama.worker.loader import slow_seconds
 
 _MOST_NUMBERS = 3_000_000  # of a text without pooling, so that they fit into a message as text
+_NO_DRAFT = f"{option('draft_model')}: of no effect on an embedding model, which writes no texts"
 _NICENESS = 10  # of a process that gives way to others
 
 
@@ -285,7 +286,7 @@ def open_embedder(order: protocol.Load, send: Send) -> tuple[EmbeddingEngine, pr
     seconds = running_time() - started
     described = LoadInfo(
         **facts(settings.target.path, header, model, context, plan),
-        notes=tuple(map(Note, plan.warnings)),
+        notes=(*map(Note, plan.warnings), *([Note(_NO_DRAFT)] if order.settings.draft is not None else ())),
         off_reason=writes_nothing(header.name, info),
         load_seconds=seconds,
         embedding=info,

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from specllama import LLM, AsyncLLM
+from specllama.data import EMBEDDED_DRAFT
 from specllama.errors import UsageError
 from tests.support import tinyembedders
 
@@ -37,7 +38,10 @@ def test_scores(tmp_path: Path) -> None:
             return len((await llm.embed("zip"))[0].outputs.embedding)
 
     assert asyncio.run(vectors()) == 48
-    with LLM(tinyembedders.bert(tmp_path / "m.gguf", "rank"), n_threads=1) as llm:
+    ranker = tinyembedders.bert(tmp_path / "m.gguf", "rank")
+    with LLM(ranker, speculative_model=EMBEDDED_DRAFT, n_threads=1) as llm:
+        (note,) = llm.info["notes"]
+        assert "speculative_model: of no effect on an embedding model" in str(note)
         scores = [one.outputs.score for one in llm.score("what is", ["the cat", "a dog"])]
         assert len(set(scores)) == 2
         with pytest.raises(UsageError, match="all texts"):
