@@ -53,7 +53,8 @@ def _lines(report: JsonObject, width: int | None) -> Iterator[str]:
         yield from wrapped(f"no prompts are kept in {path}", width)
         return
     n_memories = sum(state["kind"] == _MEMORY for state in states)
-    what = [counted(n, "prompt") for n in [len(states) - n_memories] if n]
+    n_prompts = len(states) - n_memories
+    what = [counted(n_prompts, "prompt")] if n_prompts else []
     what += [f"answers of {counted(n_memories, 'key')}"] if n_memories else []
     yield from wrapped(f"{' and '.join(what)}, {size(report['bytes'])}, in {path}", width)
     rows = [

@@ -115,21 +115,18 @@ def fit(header: Header, machine: Machine) -> Fit:
     if is_head_file(header):
         return Fit()
     settings = LoadSettings(target=ModelSettings(path=header.path))
+    free, sizes = (machine.available, machine.gpus), (header.n_layer, header.n_ctx_train)
     try:
         if is_embedder(header):
-            plan = plan_embedder(settings, header, machine.available, machine.gpus)
-            return Fit(plan, header.n_layer, header.n_ctx_train)
+            return Fit(plan_embedder(settings, header, *free), *sizes)
         check_model(header)
-        own = own_head(header)[0]
-        for head in (None,) if own is None else (own.head, None):
+        if (own := own_head(header)[0]) is not None:
             with contextlib.suppress(ResourceError):
-                plan = plan_load(settings, header, head, machine.available, machine.gpus)
-                return Fit(plan, header.n_layer, header.n_ctx_train)
-        plan_load(settings, header, None, machine.available, machine.gpus)
+                return Fit(plan_load(settings, header, own.head, *free), *sizes)
+        return Fit(plan_load(settings, header, None, *free), *sizes)
     except SpecllamaError as error:
         shown = error.with_option_names(console.as_flag)
         return Fit(problem=shown.message, hint=shown.hint)
-    return Fit()
 
 
 class Row(NamedTuple):
@@ -248,8 +245,8 @@ def _rows(
         *(Row(None, None, "" if n else "drafts", text) for n, text in enumerate(_draft_lines(drafts))),
     )
     for row in rows:
-        idle = is_head or (embeds and row.label in ("head", "template", "drafts"))
-        yield row._replace(label=None) if idle else row
+        hidden = is_head or (embeds and row.label in ("head", "template", "drafts"))
+        yield row._replace(label=None) if hidden else row
 
 
 def _draft_lines(drafts: Sequence[DraftFound]) -> Iterator[str]:
@@ -333,9 +330,12 @@ def _candidates(known: Library, target: ResolvedModel) -> Iterator[tuple[str, st
 
 
 def _fits(target: Header, draft: Header) -> str | None:
-    """Why a model or head can draft for the target, None if it cannot or is too large to be worth it."""
+    """Why a model or head can draft for the target, None if it cannot, is too large to be worth it, or makes
+    vectors.
+    """
     check_draft(draft)
-    if not is_head_file(draft) and draft.bytes_per_token * _MUCH_SMALLER > target.bytes_per_token:
+    too_large = draft.bytes_per_token * _MUCH_SMALLER > target.bytes_per_token
+    if not is_head_file(draft) and (too_large or is_embedder(draft)):
         return None
     verdict = check_any(target, draft)
     return f"vocabulary {verdict.verdict}" if verdict.ok else None

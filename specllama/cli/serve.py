@@ -30,10 +30,6 @@ from specllama.wording import counted
 # The API keys of a server that is started or used.
 
 
-KEY_NOTE = (
-    "note: other users of this machine can read --api-key in the list of processes; "
-    "SPECLLAMA_API_KEY or --api-key-file keeps it secret"
-)
 _MAX_KEY = 4096  # characters
 
 
@@ -61,6 +57,17 @@ def checked_key(key: str) -> str:
     if not (0 < len(key) <= _MAX_KEY and key.isprintable()):
         raise UsageError(f"a key must have 1 to {_MAX_KEY} printable characters")
     return key
+
+
+def note_keys(given: Mapping[str, Any]) -> None:
+    """Say which of the keys that are given as arguments others can read, and what keeps them secret."""
+    for name, file in (("api_key", " or --api-key-file"), ("admin_key", ""), ("metrics_key", "")):
+        if given.get(name):
+            flag, variable = console.as_flag(name, None), f"SPECLLAMA_{name.upper()}{file}"
+            console.note(
+                f"note: other users of this machine can read {flag} in the list of processes; "
+                f"{variable} keeps it secret"
+            )
 
 
 EXAMPLES = """
@@ -98,15 +105,7 @@ def serve(given: Mapping[str, Any]) -> int:
     if is_path and values.get("open"):
         raise UsageError("needs an address, not a unix socket", "leave --host out", option="open")
     settings = server_settings(values)
-    if given.get("api_key"):
-        console.note(KEY_NOTE)
-    for name in ("admin_key", "metrics_key"):
-        if given.get(name):
-            flag, variable = console.as_flag(name, None), f"SPECLLAMA_{name.upper()}"
-            console.note(
-                f"note: other users of this machine can read {flag} in the list of processes; "
-                f"{variable} keeps it secret"
-            )
+    note_keys(given)
     if settings.load.pooling is not None and (idle := [name for name in given if name in OF_TEXTS]):
         flags = ", ".join(console.as_flag(name, None) for name in idle)
         console.note(f"note: {flags}: of no effect on an embedding model, which writes no texts")

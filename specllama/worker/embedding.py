@@ -286,7 +286,7 @@ def open_embedder(order: protocol.Load, send: Send) -> tuple[EmbeddingEngine, pr
     seconds = running_time() - started
     described = LoadInfo(
         **facts(settings.target.path, header, model, context, plan),
-        notes=(*map(Note, plan.warnings), *([Note(_NO_DRAFT)] if order.settings.draft is not None else ())),
+        notes=tuple(map(Note, [*plan.warnings, *([_NO_DRAFT] if settings.draft is not None else [])])),
         off_reason=writes_nothing(header.name, info),
         load_seconds=seconds,
         embedding=info,

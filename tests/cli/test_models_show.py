@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from specllama.cli import models_show
 from specllama.cli.models_show import Machine, fit
 from specllama.data import EMBEDDED_TARGET
 from specllama.gguf.header import read_model
 from specllama.models.memory.plan import DeviceMemory
 from tests.cli.test_pull import FILES, REPOS, Named
+from tests.support import tinyembedders
 from tests.support.command import Command
 from tests.support.hub import LocalHub
 
@@ -56,3 +60,11 @@ def test_a_model_that_is_not_there(command: Command) -> None:
     shown = command("models", "show", "nothing-of-that-name")
     assert shown.code == 3
     assert "no model of that name" in shown.err
+
+
+def test_an_embedding_model_is_no_draft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(models_show, "_MUCH_SMALLER", 0)  # of any size
+    target = read_model(EMBEDDED_TARGET)
+    embedder = read_model(tinyembedders.decoder(tmp_path / "embedder.gguf"))
+    assert models_show._fits(target, target) == "vocabulary identical"
+    assert models_show._fits(embedder, embedder) is None

@@ -19,7 +19,7 @@ from specllama.cli.launch.client import Client, ClientSettings, ModelServer
 from specllama.cli.launch.client import client as client_named
 from specllama.cli.launch.server import KEYS, ServeCommand, serve_command
 from specllama.cli.options import mapped_errors, resolved
-from specllama.cli.serve import KEY_NOTE, keys
+from specllama.cli.serve import keys, note_keys
 from specllama.config import defaults
 from specllama.config.store import write_whole
 from specllama.errors import ContextLengthError, EngineError, NotFoundError, ResourceError, UsageError, option
@@ -44,8 +44,7 @@ def launch(given: Mapping[str, Any]) -> int:
     client = client_named(given["client"])
     values = resolved(given)
     key = next(iter(keys(values)), "")
-    if "api_key" in given:
-        console.note(KEY_NOTE)
+    note_keys(given)
     running = _running(given, values, key)
     own = None if running is not None else serve_command(given, values, client)
     arguments = given.get("arguments") or client.alone
