@@ -61,6 +61,24 @@ class EarlierTurn:
     prefix: str = ""
 
 
+@dataclass(frozen=True, slots=True, weakref_slot=True)
+class Image:
+    """A decoded image. digest: SHA-256 of its size and its pixels, hexadecimal. path: a file with width *
+    height * 3 bytes, red, green and blue of each pixel, row by row; it need not outlast the answer Started,
+    Failed, QueriedText or TokenCount.
+    """
+
+    digest: str
+    width: int
+    height: int
+    path: str
+
+    @property
+    def marker(self) -> str:
+        """Stands for the image in a text."""
+        return f"<__media_{self.digest[:32]}__>"
+
+
 @dataclass(frozen=True, slots=True)
 class ChatInput:
     """Messages, which the chat template renders.
@@ -70,7 +88,8 @@ class ChatInput:
     prefix_thought: reasoning of the answer before `prefix`; without a prefix it goes on itself. follows: id
     of an earlier generation whose prompt and answer these messages begin with; its ids are kept where the
     template writes the same text for them. earlier: in place of `follows`, a generation of another engine
-    process, of these messages or of the first of them.
+    process, of these messages or of the first of them. images: of the messages, whose contents have their
+    markers.
     """
 
     messages: list[JsonObject]
@@ -80,6 +99,7 @@ class ChatInput:
     prefix_thought: str = ""
     follows: int | None = None
     earlier: EarlierTurn | None = None
+    images: list[Image] = field(default_factory=list)
 
     @property
     def is_begun(self) -> bool:
@@ -89,9 +109,10 @@ class ChatInput:
 
 @dataclass(frozen=True, slots=True)
 class TextInput:
-    """A text as it is; control tokens in it are parsed."""
+    """A text as it is; control tokens in it are parsed. images: whose markers it has."""
 
     text: str
+    images: list[Image] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
