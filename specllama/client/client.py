@@ -96,6 +96,7 @@ class EngineClient:
         self._notice = notice or self.notices.append
         self._ids = itertools.count(1)
         self._pending: dict[int | None, Deliver] = {}  # by id; None: the request without an id
+        self._images: dict[int | None, list[protocol.Image]] = {}  # of requests that were not read yet, by id
         self._control_lock = threading.Lock()  # only one request without an id at a time
         self._child = EngineProcess(self._dispatch, self._fail_all, log, {} if kernels else WITHOUT_KERNELS)
         self._child.start(loop)
@@ -195,7 +196,13 @@ class EngineClient:
         """Submit a request and its `choices`. deliver: for the request and each choice, in order."""
         choices = request.choices if isinstance(request, protocol.Generate) else []
         ids = [request.id, *(choice.id for choice in choices)]
-        self._open(dict(zip(ids, deliver, strict=True)), request)
+        if images := _images_of(request):  # the engine reads their files, which last as long as they do
+            self._images[request.id] = images
+        try:
+            self._open(dict(zip(ids, deliver, strict=True)), request)
+        except SpecllamaError:
+            self._images.pop(request.id, None)
+            raise
         return [Submission(self, id_) for id_ in ids]
 
     def generate(self, request: protocol.Generate) -> Iterator[protocol.Message]:
@@ -311,6 +318,8 @@ class EngineClient:
             self._handed_out()
 
     def _deliver(self, id_: int | None, message: protocol.Message | SpecllamaError) -> None:
+        if self._images and (isinstance(message, protocol.Started) or _is_last(message)):
+            self._images.pop(id_, None)
         deliver = self._pending.pop(id_, None) if _is_last(message) else self._pending.get(id_)
         if deliver is not None:
             deliver(message)
@@ -322,6 +331,7 @@ class EngineClient:
             if deliver is not None and error is not None:
                 with contextlib.suppress(Exception):  # the others must get it too
                     deliver(error)
+        self._images.clear()
         if self._ended is not None:
             self._ended()
         if self._handed_out is not None:
@@ -332,6 +342,11 @@ def _is_last(message: protocol.Message | SpecllamaError) -> bool:
     """Whether no other message of its request follows."""
     ends = isinstance(message, (protocol.Done, Tuned, SpecllamaError))
     return ends or (isinstance(message, protocol.Answer) and not message.more)
+
+
+def _images_of(request: protocol.Generate | protocol.Question | Tune) -> list[protocol.Image]:
+    prompt = getattr(request, "prompt", None) or getattr(request, "chat", None)
+    return prompt.images if isinstance(prompt, protocol.ChatInput | protocol.TextInput) else []
 
 
 def _checked(message: protocol.Message | SpecllamaError) -> protocol.Message:

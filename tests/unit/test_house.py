@@ -25,7 +25,7 @@ LAYERS = (
     "json_types", "errors", "option", "wording", "clock", "processor_time", "python_command", "large_memory",
     "regular_file", "other_work", "stored_figures", "wire", "core", "drafters",
     "testing", "gguf", "heads", "rpc", "config", "prefix_disk", "pair", "text", "calls", "data", "models",
-    "llama", "client", "worker", "api", "bench", "server", "cli", "__main__",
+    "llama", "client", "images", "worker", "api", "bench", "server", "cli", "__main__",
 )  # fmt: skip
 FRONTS = ("api", "bench", "server", "cli")
 BASICS = (
@@ -65,12 +65,13 @@ ONLY: dict[str, tuple[str, ...]] = {
         "gguf.header",
     ),
     "client": (*BASICS, "config", "calls", "prefix_disk.scopes", *LIGHT_CORE),
+    "images": ("errors", "regular_file", "client.prompt_input"),
     "__main__": ("cli", "errors", "python_command"),
     **dict.fromkeys(
         FRONTS,
         (
             *(*BASICS, *LIGHT_CORE, "gguf", "heads", "rpc", "config", "pair", "text", "calls", "data"),
-            *("models", "client", "prefix_disk"),
+            *("models", "client", "prefix_disk", "images"),
         ),
     ),
     "worker": (
@@ -320,7 +321,7 @@ def test_class_names_are_unique() -> None:
 
 HEAVY = (
     "numpy", "llama_cpp", "jinja2", "starlette", "uvicorn", "pydantic", "prometheus_client",
-    "huggingface_hub", "httpx2",
+    "huggingface_hub", "httpx2", "PIL",
 )  # fmt: skip
 
 

@@ -240,7 +240,7 @@ def test_keys_of_llm_info() -> None:
         "notes": ["one", "warning: two"], "speculation": "off", "reason": "why", "load_seconds": 0.5,
         "n_slots": 1, "n_ctx_train": 512, "file_bytes": 99, "end_ids": [1, 2],
         "sampling": asdict(SamplingParams()), "template": "t", "chat_template": True, "bos_token": "<s>",
-        "eos_token": "</s>", "head": "", "head_in_target": False, "embedding": None,
+        "eos_token": "</s>", "head": "", "head_in_target": False, "embedding": None, "vision": False,
     }  # fmt: skip
 
 

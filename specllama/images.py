@@ -1,0 +1,271 @@
+"""Decodes image files for prompts: what a user or a client sends becomes a file of plain pixels, which the
+engine process reads. Bounds are checked by the header, before anything is decoded.
+
+Knows nothing about projectors: images are neither scaled nor cut here. Pillow is imported when the first
+image is decoded.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import errno
+import hashlib
+import io
+import os
+import tempfile
+import threading
+import weakref
+from collections.abc import Sized
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from specllama.client.prompt_input import Image
+from specllama.errors import ResourceError, UsageError, quoted
+from specllama.regular_file import open_regular
+
+if TYPE_CHECKING:
+    import PIL.Image
+
+MAX_IMAGES = 16  # of a request
+MAX_BYTES = 32 * 1000 * 1000  # of a file
+MAX_PIXELS = 20 * 1000 * 1000
+_MAX_SCANS = 100  # of a JPEG, each of which may cost the time of a whole image
+_MAX_DECODED = 4 << 30  # bytes of all images that are decoded at once
+_READ = {
+    "PNG": "PngImagePlugin.PngImageFile",
+    "JPEG": "JpegImagePlugin.JpegImageFile",
+    "WebP": "WebPImagePlugin.WebPImageFile",
+    "GIF": "GifImagePlugin.GifImageFile",
+    "BMP": "BmpImagePlugin.BmpImageFile",
+}
+"""Formats to the classes of Pillow that read them. Not Image.open: it warns of sizes by its own bound, and
+reads more formats than are tested here.
+"""
+_ALLOWED = "PNG, JPEG, WebP, GIF or BMP"
+_SIGNATURES = (
+    (b"\x89PNG\r\n\x1a\n", 0, "PNG"), (b"\xff\xd8\xff", 0, "JPEG"), (b"WEBP", 8, "WebP"),
+    (b"GIF87a", 0, "GIF"), (b"GIF89a", 0, "GIF"), (b"BM", 0, "BMP"),
+    (b"%PDF", 0, "PDF"), (b"ftyphei", 4, "HEIC"), (b"ftyphev", 4, "HEIC"), (b"ftypmif1", 4, "HEIC"),
+    (b"ftypavif", 4, "AVIF"), (b"ftyp", 4, "video"), (b"II*\0", 0, "TIFF"), (b"MM\0*", 0, "TIFF"),
+    (b"\xff\x0a", 0, "JPEG XL"), (b"\0\0\0\x0cJXL ", 0, "JPEG XL"),
+)  # fmt: skip
+_decoding = threading.BoundedSemaphore(2)  # an image of 20 MP takes 200 MB meanwhile
+_lock = threading.Lock()
+_alive: weakref.WeakValueDictionary[bytes, Image] = weakref.WeakValueDictionary()  # by SHA-256 of their files
+_sizes: dict[str, int] = {}  # bytes of the files of all that are alive
+
+
+def load_image(data: bytes, where: str = "") -> Image:
+    """The image that an image file's bytes hold; the same object as long as one of equal bytes is alive.
+
+    Orientation by EXIF is applied, as browsers do. Of 16 bits the upper 8 count, and transparency is dropped,
+    which leaves the colours that the file has behind it, both as llama-server does. Of an animation it is the
+    first image. where: what names the image in messages, "" for none. Raises UsageError for what is no image
+    of these formats, damaged or too large; ResourceError if there is no room for its pixels.
+    """
+    name = f"{where}: " if where else ""
+    if len(data) > MAX_BYTES:
+        raise _too_many_bytes(name)
+    key = hashlib.sha256(data).digest()
+    with _lock:
+        known = _alive.get(key)
+    if known is not None:
+        return known
+    pixels, size = _decoded(data, name)
+    return _kept(key, pixels, size)
+
+
+def load_image_file(path: str | os.PathLike[str]) -> Image:
+    """As load_image, from a file. Raises UsageError also for one that cannot be read."""
+    shown = quoted(os.fspath(path))
+    try:
+        with open_regular(Path(path).expanduser()) as file:
+            data = file.read(MAX_BYTES + 1)
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        raise UsageError(
+            f"the image {shown} cannot be read: {why}", "give the path of an image file"
+        ) from None
+    return load_image(data, f"the image {shown}")
+
+
+def load_image_text(text: str, where: str = "") -> Image:
+    """As load_image, from a `data:` URL in base64, or from base64 alone, as JSON carries images. Raises
+    UsageError also for other URLs, none of which is opened.
+    """
+    return load_image(bytes_of_text(text, where), where)
+
+
+def bytes_of_text(text: str, where: str = "") -> bytes:
+    """The bytes of a `data:` URL in base64, or of base64 alone. Raises UsageError."""
+    name = f"{where}: " if where else ""
+    hint = "send the image as data:image/png;base64,…"
+    if text[:5].lower() == "data:":
+        head, comma, text = text.partition(",")
+        if not comma or not head.lower().endswith(";base64"):
+            raise UsageError(f"{name}the data: URL is not in base64", hint)
+    elif "://" in text[:64] or text[:5].lower() == "file:":
+        what = "files of the server are" if text[:5].lower() == "file:" else "images by their URL are"
+        raise UsageError(f"{name}{what} not read here: {quoted(text)}", hint)
+    if len(text) > MAX_BYTES * 3 // 2:
+        raise _too_many_bytes(name)
+    text = "".join(text.split())
+    try:
+        return base64.b64decode(text + "=" * (-len(text) % 4), validate=True)
+    except (binascii.Error, ValueError):
+        raise UsageError(f"{name}the image is not valid base64: {quoted(text)}", hint) from None
+
+
+def load_pil(image: PIL.Image.Image, where: str = "") -> Image:
+    """As load_image, from an image of Pillow, as it is."""
+    name = f"{where}: " if where else ""
+    _check_size(image.size, name)
+    with _decoding:
+        try:
+            pixels = _rgb(image.copy())
+        except Exception as error:  # noqa: BLE001 - it may read its file only now
+            raise _damaged(error, name) from None
+    key = hashlib.sha256(f"{image.size}".encode() + pixels).digest()
+    return _kept(key, pixels, image.size)
+
+
+def check_n_images(images: Sized, where: str = "") -> None:
+    """Raises UsageError for more images than a request may have."""
+    if len(images) > MAX_IMAGES:
+        name = f"{where}: " if where else ""
+        problem = f"{name}a request may have at most {MAX_IMAGES} images, not {len(images)}"
+        raise UsageError(problem, "leave out those that no longer matter")
+
+
+def join_around(parts: list[tuple[str, bool]], between: str) -> str:
+    """Texts and markers in one text, as llama-server joins them: nothing is put before or after a marker.
+    parts: (text, whether it is a marker). between: what stands between two texts.
+    """
+    joined, after_marker = "", True
+    for text, is_marker in parts:
+        joined += text if is_marker or after_marker else between + text
+        after_marker = is_marker
+    return joined
+
+
+def _decoded(data: bytes, name: str) -> tuple[bytes, tuple[int, int]]:
+    """The pixels of an image file, three bytes each, and its width and height."""
+    form = next((form for text, at, form in _SIGNATURES if data.startswith(text, at)), "")
+    if form not in _READ:
+        if b"<svg" in data[:1024]:
+            form = "SVG"
+        what = f"a file of type {form}" if form else "not an image" if data else "empty"
+        raise UsageError(f"{name}this is {what}", f"send an image as {_ALLOWED}")
+    if form == "JPEG" and data.count(b"\xff\xda") > _MAX_SCANS:
+        raise UsageError(f"{name}the image has more than {_MAX_SCANS} scans", "save it as an ordinary JPEG")
+    with _decoding:
+        try:
+            image = _opened(form, data)
+        except Exception as error:  # noqa: BLE001 - damaged files raise anything in Pillow
+            raise _damaged(error, name) from None
+        _check_size(image.size, name)
+        try:
+            pixels, size = _upright(image)
+        except Exception as error:  # noqa: BLE001
+            raise _damaged(error, name) from None
+    return pixels, size
+
+
+def _opened(form: str, data: bytes) -> PIL.Image.Image:
+    import importlib
+
+    module, _, kind = _READ[form].partition(".")
+    opened: Any = getattr(importlib.import_module(f"PIL.{module}"), kind)(io.BytesIO(data))
+    image: PIL.Image.Image = opened
+    return image
+
+
+def _upright(image: PIL.Image.Image) -> tuple[bytes, tuple[int, int]]:
+    from PIL import Image as pillow
+    from PIL import ImageOps
+
+    image.load()
+    pixels, size = _rgb(image), image.size
+    try:
+        turn = image.getexif().get(0x0112, 1)
+    except Exception:  # noqa: BLE001 - what else is wrong in EXIF does not matter
+        turn = 1
+    if turn in range(2, 9):
+        plain = pillow.frombytes("RGB", size, pixels)
+        plain.getexif()[0x0112] = turn
+        turned = ImageOps.exif_transpose(plain)
+        pixels, size = turned.tobytes(), turned.size
+    return pixels, size
+
+
+def _rgb(image: PIL.Image.Image) -> bytes:
+    from PIL import Image as pillow
+
+    image.load()
+    image.info.pop("transparency", None)  # of a palette or one colour: dropped, as alpha is
+    if image.mode.startswith("I;16"):  # Pillow cuts these off at 255
+        upper = 0 if image.mode == "I;16B" else 1
+        image = pillow.frombytes("L", image.size, image.tobytes()[upper::2])
+    return image.convert("RGB").tobytes()
+
+
+def _check_size(size: tuple[int, int], name: str) -> None:
+    width, height = size
+    if width * height > MAX_PIXELS:
+        problem = f"{name}the image has {width} × {height} pixels, more than {MAX_PIXELS // 1000**2} million"
+        raise UsageError(problem, "make it smaller; models see a few million pixels at most")
+    if not width * height:
+        raise UsageError(f"{name}the image has no pixels", "send another one")
+
+
+def _damaged(error: Exception, name: str) -> UsageError:
+    if isinstance(error, MemoryError):
+        return UsageError(f"{name}there is not enough memory to decode the image", "make it smaller")
+    why = str(error).strip().split("\n")[0][:200] or type(error).__name__
+    return UsageError(f"{name}the image is damaged or cut off: {why}", f"send a whole file, {_ALLOWED}")
+
+
+def _too_many_bytes(name: str) -> UsageError:
+    problem = f"{name}the image file has more than {MAX_BYTES // 1000**2} MB"
+    return UsageError(problem, "make it smaller, or save it as JPEG")
+
+
+def _kept(key: bytes, pixels: bytes, size: tuple[int, int]) -> Image:
+    """The image of these pixels in a temporary file, which the object keeps. key: of its source."""
+    digest = hashlib.sha256(b"%d %d\n" % size + pixels).hexdigest()
+    with _lock:
+        if (known := _alive.get(key)) is not None:
+            return known
+        if sum(list(_sizes.values())) + len(pixels) > _MAX_DECODED:
+            problem = "the images of all requests together take up too much room"
+            raise ResourceError(problem, "wait until other requests have begun, or send smaller images")
+        image = Image(digest, *size, _written(pixels))
+        _sizes[image.path] = len(pixels)
+        weakref.finalize(image, _remove, image.path, os.getpid())
+        _alive[key] = image
+    return image
+
+
+def _written(pixels: bytes) -> str:
+    path = ""
+    try:
+        fd, path = tempfile.mkstemp(prefix="specllama-image-")
+        with open(fd, "wb") as file:
+            file.write(pixels)
+    except OSError as error:
+        if path:
+            Path(path).unlink(missing_ok=True)
+        why = "the disk is full" if error.errno == errno.ENOSPC else error.strerror or str(error)
+        problem = f"an image cannot be written to {tempfile.gettempdir()}: {why}"
+        raise ResourceError(problem, "make room there, or set TMPDIR to another folder") from None
+    return path
+
+
+def _remove(path: str, pid: int) -> None:
+    """Remove an image's file, unless this is a process forked from the one that wrote it. Takes no lock: it
+    runs wherever the last reference goes away.
+    """
+    if os.getpid() == pid:
+        Path(path).unlink(missing_ok=True)
+        _sizes.pop(path, None)
