@@ -15,6 +15,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from specllama.core.image_rows import FIRST_PLACEHOLDER, ImageEmbeddings
 from specllama.core.interfaces import (
     BatchRow,
     Drafter,
@@ -122,6 +123,19 @@ class TableContext:
         if self.memory == "full":  # others are rolled back once, with the rows that are cut anyway
             self.truncate(seq_id, self.n_past(seq_id))
         return np.stack(rows) if rows else np.zeros((0, self.n_vocab), np.float32)
+
+    def decode_image(
+        self, seq_id: int, first: int, image: ImageEmbeddings, output: bool
+    ) -> NDArray[np.float32]:
+        """As one id for each row, by its first two values."""
+        self.truncate(seq_id, self.n_past(seq_id))
+        cells = self.cells[seq_id]
+        assert first == len(cells), f"an image at {first} of sequence {seq_id} follows {len(cells)} cells"
+        if self.n_ctx + self.n_spare - sum(map(len, self.cells.values())) < len(image.rows):
+            raise NoRoomError
+        cells += [FIRST_PLACEHOLDER + (int(high) << 16 | int(low)) for high, low in image.rows[:, :2]]
+        self.last_rows, self.n_decoded = dict.fromkeys(self.last_rows, 0), len(image.rows)
+        return self.rows(cells)[None] if output else np.zeros((0, self.n_vocab), np.float32)
 
     def _seen_by(self, branch: Sequence[BatchRow], decoded: Collection[int]) -> list[list[int]]:
         """What each row of a branch sees. decoded: positions of the batch's rows of its sequence."""

@@ -10,6 +10,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from specllama.core.image_rows import ImageEmbeddings
 from specllama.core.interfaces import BatchRow, NoRoomError, Row
 from specllama.core.policy.base import Draft, RoundLimits
 from specllama.core.sampling.params import UNTIL_CONTEXT_FULL, SamplingParams
@@ -44,6 +45,21 @@ class TargetDecoder:
                 return self.target.decode(batch, n_rows, n_rows, branches, n_apart)
             except NoRoomError:
                 if not self.scheduler.make_room():
+                    return None
+
+    def decode_image(
+        self, generation: Generation, image: ImageEmbeddings, output: bool
+    ) -> NDArray[np.float32] | None:
+        """See `Context.decode_image`. None where the generation goes on later, from fewer ids."""
+        first, seq_id = generation.n_past, generation.seq_id
+        while True:
+            try:
+                return self.target.decode_image(seq_id, first, image, output)
+            except NoRoomError:
+                has_room = self.scheduler.make_room()
+                if generation.seq_id == seq_id and generation in self.scheduler.active:
+                    generation.n_past = min(first, self.target.n_past(seq_id))
+                if not has_room or generation.n_past < first:
                     return None
 
     def checkpoint(self, generation: Generation) -> None:
@@ -129,7 +145,10 @@ class Prefiller:
             BatchRow(history[pos], pos, generation.seq_id, last and pos == len(history) - 1)
             for pos in range(first, first + n)
         ]
-        rows = self.decoder.decode(batch)
+        if chunk.image is not None:
+            rows = self.decoder.decode_image(generation, chunk.image, last)
+        else:
+            rows = self.decoder.decode(batch)
         if rows is None:
             return
         self.decoder.interrupted()

@@ -20,6 +20,7 @@ from specllama.core.decoder import (
     with_forced_limit,
 )
 from specllama.core.exact import ExactRows
+from specllama.core.image_rows import without_images
 from specllama.core.interfaces import BatchRow, Context, DecodeError, MaskError, NoRoomError
 from specllama.core.policy.base import CHAINS, Draft, Policy, Round, VerifyResult, matching
 from specllama.core.prefix.store import PrefixStore, Slot
@@ -114,6 +115,11 @@ class Engine:
         return self.scheduler.busy
 
     @property
+    def encoding(self) -> bool:
+        """Whether nothing can be decoded before an image is encoded."""
+        return self.scheduler.encoding
+
+    @property
     def row_seconds(self) -> float | None:
         """Seconds of a row of a prompt, None before one was evaluated."""
         return self.scheduler.chunk_size.row_seconds
@@ -132,9 +138,19 @@ class Engine:
         forbidden = [*self.suppressed, *(self.end_ids if ends_ignored(request.params) else ())]
         infill = None if ends_ignored(request.params) else request.infill
         params, barred = request.params, (*self.end_ids, *request.params.stop_token_ids)
-        until = n_prompt + params.min_tokens if params.min_tokens else 0
+        images = request.prompt if request.images else ()
+        n_text = len(without_images(images)) if images else n_prompt
+        until = n_text + params.min_tokens if params.min_tokens else 0
         sampler = KeyedSampler(
-            params, request.seed, self.target.n_vocab, forbidden, infill, barred, until, request.breakers
+            params,
+            request.seed,
+            self.target.n_vocab,
+            forbidden,
+            infill,
+            barred,
+            until,
+            request.breakers,
+            prompt=images,
         )
         end_ids = self.end_ids if request.forced is None else ()
         exact, epsilon = self.exact or request.exact, self.epsilon or 0.0

@@ -40,6 +40,26 @@ def image_runs(ids: Sequence[int]) -> list[tuple[int, int]]:
     return list(zip(begins.tolist(), ends.tolist(), strict=True))
 
 
+def is_begin(token: int) -> bool:
+    """Whether an image begins with this id."""
+    return token >= FIRST_PLACEHOLDER and bool(token & _BEGIN)
+
+
+def whole_runs(ids: Sequence[int] | NDArray[np.int32], n: int) -> int:
+    """The first n ids without those of an image that does not end there."""
+    if n >= len(ids) or ids[n] < FIRST_PLACEHOLDER or ids[n] & _BEGIN:
+        return n
+    return next(i for i in range(n - 1, -1, -1) if ids[i] & _BEGIN)
+
+
+def without_images(ids: Sequence[int], separator: int | None = None) -> list[int]:
+    """The ids of text, with the separator in place of each image if there is one."""
+    if not len(ids) or max(ids) < FIRST_PLACEHOLDER:
+        return list(ids)
+    begins = () if separator is None else (separator,)
+    return [t for i in ids for t in ((i,) if i < FIRST_PLACEHOLDER else begins if i & _BEGIN else ())]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class ImageEmbeddings:
     """What is decoded in place of the tokens of a run. rows: shape (number of rows, n_embd). positions: from
@@ -55,10 +75,18 @@ class ImageEmbeddings:
 
 
 class ImageRows(Protocol):
-    """A run in a prompt, encoded once it is needed."""
+    """A run in a prompt, which is encoded in another thread."""
 
-    begin: int  # index of its first id
-    end: int  # and of the id after it
+    @property
+    def begin(self) -> int:
+        """Index of its first id."""
+
+    @property
+    def end(self) -> int:
+        """Index of the id after it."""
+
+    def encode(self) -> None:
+        """Begin to encode it, unless that has begun."""
 
     def encoded(self) -> ImageEmbeddings | None:
-        """What to decode; None while it is being encoded, which the first call begins. Raises EngineError."""
+        """What to decode; None while it is being encoded. Begins to encode it. Raises EngineError."""

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from specllama.core.image_rows import ImageEmbeddings
+
 Row = NDArray[np.float32]  # logits of one position, shape (n_vocab,)
 Hidden = NDArray[np.float32]  # hidden states, one per row
 
@@ -83,6 +85,14 @@ class Context(Protocol):
         llama.cpp prepares a decode again. The result is a view, valid until the next decode on this context.
         Raises NoRoomError (nothing was decoded), DecodeError (caches lost), ValueError (rows on which
         llama.cpp would abort).
+        """
+
+    def decode_image(
+        self, seq_id: int, first: int, image: ImageEmbeddings, output: bool
+    ) -> NDArray[np.float32]:
+        """Evaluate an image after the first `first` ids of a sequence; the logits after it, shape (1,
+        n_vocab), or (0, n_vocab) without `output`. In all other methods each of its rows counts as one token.
+        Raises as `decode`; after NoRoomError the sequence may have fewer tokens than before.
         """
 
     def n_past(self, seq_id: int) -> int:

@@ -10,11 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf, sqrt
 
+from specllama.core.image_rows import ImageEmbeddings, whole_runs
 from specllama.core.interfaces import Context
 from specllama.core.policy.base import Policy
 from specllama.core.prefix.store import PrefixStore, Slot
 from specllama.core.prefix.stored import Boundary, ahead, distances, next_stop
 from specllama.core.sequence import FinishReason, Generation
+from specllama.errors import SpecllamaError
 
 # The order in which waiting generations get slots.
 
@@ -158,11 +160,14 @@ UNUSED_SECONDS = 0.5  # after which an idle cache is moved out of the context
 
 @dataclass(frozen=True, slots=True)
 class PromptChunk:
-    """The next n_rows of a generation's prompt. boundary: at their end, None where there is none."""
+    """The next n_rows of a generation's prompt. boundary: at their end, None where there is none. image: that
+    they are; None for text.
+    """
 
     generation: Generation
     n_rows: int
     boundary: Boundary | None
+    image: ImageEmbeddings | None = None
 
 
 class Scheduler:
@@ -234,7 +239,7 @@ class Scheduler:
             for other in self.slots:
                 other.n_whole = 0
             if rows is not None and not self.active:
-                n_past = self.store.cut_to_chunks(slot, n_past, rows.chunk)
+                n_past = self.store.cut_to_chunks(slot, generation.history, n_past, rows.chunk)
             self._assign_slot(generation, slot, n_past)
         for generation in [*self.active, *self.waiting]:
             deadline, now = generation.request.deadline, self.clock()
@@ -254,12 +259,19 @@ class Scheduler:
         if self.store.needs_partials:
             known = generation.request.boundaries or distances(n_prompt)
             chunk = rows.chunk if rows is not None else None
-            generation.boundaries = ahead(known, n_past, n_prompt, chunk)
+            stops = ahead(known, n_past, n_prompt, chunk)
+            if generation.request.images:
+                kept = {whole_runs(generation.history, stop.n): stop.kind for stop in stops}
+                stops = [Boundary(n, kind) for n, kind in sorted(kept.items()) if n > n_past]
+            generation.boundaries = stops
         stats = generation.stats
         stats.n_reused = min(n_past, generation.n_prompt)
         stats.n_from_disk = min(stats.n_from_disk, stats.n_reused)
         generation.admitted = generation.admitted or self.clock()
         self.active.append(generation)
+        for image in generation.request.images if generation.prefix_owner is None else ():
+            if image.begin >= n_past:
+                image.encode()
 
     def _is_prepared(self, generation: Generation) -> bool:
         """Whether a slot can be had without holding up the active generations."""
@@ -300,13 +312,17 @@ class Scheduler:
         """The prompt rows to evaluate next, None where no prompt is left or there is no time for one. ready:
         the generations that have to wait meanwhile.
         """
-        running = [g for g in self.active if g.finish_reason is None]
-        generation = next_to_fill([g for g in running if not g.prefilled and g.prefix_owner is None])
+        generation = next_to_fill([g for g in self._filling() if self._is_encoded(g)])
         now = self.clock() if generation is not None else 0.0
         if generation is None or not self._may_prefill(generation, ready, now):
             return None
         history, n_past, exact = generation.history, generation.n_past, generation.exact_rows
         stop, boundary = next_stop(generation.boundaries, n_past, len(history))
+        if (image := generation.next_image) is not None:
+            at_end = boundary if stop == image.end else None
+            return PromptChunk(generation, image.end - n_past, at_end, image.encoded())
+        stop = min([stop, *(i.begin for i in generation.request.images if i.begin > n_past)])
+        boundary = boundary if boundary is not None and boundary.n == stop else None
         if exact is not None and not ready:
             n = min(stop - n_past, exact.chunk)
         else:
@@ -315,6 +331,27 @@ class Scheduler:
             round_seconds = (seconds if n_before else 0.0) if ready else None
             n = self.chunk_size.n_rows(n_past, stop - n_past, most, round_seconds)
         return PromptChunk(generation, n, boundary if n_past + n == stop else None)
+
+    def _filling(self) -> list[Generation]:
+        """The generations that evaluate their prompts."""
+        running = [g for g in self.active if g.finish_reason is None]
+        return [g for g in running if not g.prefilled and g.prefix_owner is None]
+
+    @staticmethod
+    def _is_encoded(generation: Generation) -> bool:
+        """Whether the next rows of its prompt can be decoded; it ends where its image cannot be encoded."""
+        try:
+            image = generation.next_image
+            return image is None or image.encoded() is not None
+        except SpecllamaError as error:
+            generation.fail(error)
+            return False
+
+    @property
+    def encoding(self) -> bool:
+        """Whether nothing can be decoded before an image is encoded."""
+        ready, filling, joining = self.ready(), self._filling(), self.waiting and self.store.idle()
+        return bool(filling) and not ready and not joining and not any(map(self._is_encoded, filling))
 
     def observe_chunk(self, chunk: PromptChunk, first: int, seconds: float) -> None:
         """A chunk was evaluated, in so many seconds. first: the position of its first row."""

@@ -8,6 +8,7 @@ from math import inf
 from typing import Literal, NamedTuple, Protocol
 
 from specllama.core.exact import ExactRows
+from specllama.core.image_rows import ImageRows
 from specllama.core.interfaces import Mask, MaskError, Row, SampledToken, Sampler
 from specllama.core.policy.base import Draft, DraftBranch, matching
 from specllama.core.prefix.stored import Boundary, CachedSequence
@@ -19,6 +20,7 @@ from specllama.core.sampling.proposal import top_logprobs
 from specllama.core.sampling.sampler import NOTHING_LEGAL
 from specllama.core.stats import RunStats
 from specllama.core.verify import NO_CHOICE
+from specllama.errors import SpecllamaError, UsageError
 
 FinishReason = Literal["stop", "length", "context", "loop", "cancel"]
 _NO_TOKEN = SampledToken(-1, inf)
@@ -62,7 +64,7 @@ class Request:
     sampling steps `infill` and `dry`, None for none. boundaries: positions up to which later prompts may
     share the prompt, () where they are not known. kept: whether prompt and text may be written to the disk.
     end_loops: whether a text ends that goes on repeating itself, see `repetition`. prediction: ids that the
-    text is expected to have, to draft from; () for none.
+    text is expected to have, to draft from; () for none. images: those of the prompt, in order.
     """
 
     prompt: Sequence[int]
@@ -89,6 +91,7 @@ class Request:
     kept: bool = True
     end_loops: bool = False
     prediction: Sequence[int] = ()
+    images: Sequence[ImageRows] = ()
 
 
 @dataclass(slots=True)
@@ -123,7 +126,7 @@ class Generation:
     prefix_owner: Generation | None = field(
         default=None, compare=False, repr=False
     )  # evaluates the same prompt
-    problem: str = ""  # the grammar error that ended it
+    problem: SpecllamaError | None = None  # that ended it
     submitted: float = 0.0
     admitted: float = 0.0  # time of its first slot
     first_token: float = 0.0
@@ -179,6 +182,15 @@ class Generation:
             return self.first_token + self.request.predict_seconds - now
         return self.submitted + self.request.prompt_seconds - now
 
+    def fail(self, problem: SpecllamaError) -> None:
+        """End it for this reason."""
+        self.finish_reason, self.problem = "cancel", problem
+
+    @property
+    def next_image(self) -> ImageRows | None:
+        """The image that is evaluated next, None where text is."""
+        return next((image for image in self.request.images if image.begin == self.n_past), None)
+
     def begin_round(
         self,
         drafted: Sequence[int],
@@ -222,7 +234,7 @@ class Generation:
         try:
             self._choice = choice = self.sampler.choose(row, self.history, margin, self.request.mask)
         except MaskError as error:
-            self.finish_reason, self.problem = "cancel", str(error)
+            self.fail(too_complex(error))
             return NO_CHOICE
         if forced is not None:  # the token is sampled all the same, so that the measured time includes it
             return self._with_logprobs(row, forced[self.n_output])
@@ -264,7 +276,7 @@ class Generation:
             try:
                 mask.accept(token)
             except MaskError as error:
-                self.finish_reason, self.problem = "cancel", str(error)
+                self.fail(too_complex(error))
                 return False
         source = self._source(token)
         if token in self.end_ids:
@@ -292,6 +304,11 @@ class Generation:
             self.drafted, self.sources = branch.tokens[1:], [branch.source] * (len(branch.tokens) - 1)
             return branch.source
         return "target"
+
+
+def too_complex(error: MaskError) -> UsageError:
+    """The error of a grammar that cannot be followed."""
+    return UsageError(f"the grammar is too complex: {error}")
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:

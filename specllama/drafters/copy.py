@@ -13,9 +13,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import exp
 from typing import NamedTuple
 
+from specllama.core.image_rows import without_images
 from specllama.core.interfaces import Alternative, Drafter, Mask, Proposal, Sampler
 from specllama.drafters import COPY, DrafterInputs
-from specllama.drafters.ngrams import Index, TokenIndex
+from specllama.drafters.ngrams import NO_TOKEN, Index, TokenIndex
 
 # Edits that a text makes to the source it copies, remembered so that they are repeated.
 
@@ -340,7 +341,7 @@ class CopyDrafter(Drafter, like=COPY):
     ) -> None:
         """A sequence starts with these ids. The engine removes tokens that a grammar does not allow."""
         self._texts.pop(seq_id, None)
-        if (text := self._text(seq_id, prompt)) is not None:
+        if (text := self._text(seq_id, without_images(prompt, NO_TOKEN))) is not None:
             self._texts[seq_id] = text
 
     def _text(self, seq_id: int, prompt: Sequence[int]) -> CopiedText | None:  # noqa: ARG002

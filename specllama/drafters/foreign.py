@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from specllama.core.image_rows import without_images
 from specllama.core.interfaces import (
     CachingDrafter,
     Context,
@@ -307,7 +308,7 @@ class ForeignDrafter(CachingDrafter, like=MODEL):
 
     def start(self, seq_id: int, prompt: Sequence[int], sampler: Sampler, mask: Mask | None = None) -> None:
         text = self._text(seq_id)
-        text.restart(prompt)
+        text.restart(without_images(prompt))
         n_vocab = self.context.n_vocab
         shared = _SharedTokens(mask, self._translation.n_target) if mask is not None else None
         rule = _TargetRule(sampler.widened(n_vocab), shared, text, n_vocab, self._draft())
@@ -374,7 +375,7 @@ class ForeignDrafter(CachingDrafter, like=MODEL):
         with has been tokenised before.
         """
         text = self._text(seq_id)
-        text.restart(ids)
+        text.restart(without_images(ids))
         text.settle()
         return [*text.settled, *text.tail()]
 

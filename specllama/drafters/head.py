@@ -17,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from specllama.core.image_rows import without_images
 from specllama.core.interfaces import (
     BlockHead,
     DecodeError,
@@ -73,7 +74,8 @@ class HeadDrafter(FeatureDrafter[DraftHead, _State]):
         self._has_all_ids = n_vocab <= head.n_vocab
 
     def start(self, seq_id: int, prompt: Sequence[int], sampler: Sampler, mask: Mask | None = None) -> None:
-        state = _State(list(prompt), sampler.limited(self.n_vocab), mask, usable=self._has_ids(prompt))
+        state = _State(list(prompt), sampler.limited(self.n_vocab), mask)
+        state.usable = self._has_ids(without_images(prompt))
         self._text_changed(state)
         self._begin(seq_id, state)
 

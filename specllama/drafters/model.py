@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from specllama.core.image_rows import without_images
 from specllama.core.interfaces import (
     BatchRow,
     CachingDrafter,
@@ -54,7 +55,8 @@ class ModelDrafter(CachingDrafter, like=MODEL):
     n_vocab: of the target; ids at or above it are never drafted. confident: report the full-softmax
     probability of each token (0.07 ms at a vocabulary of 128k), else a confidence of 1. end_ids: no token is
     drafted after one of these. A sequence that outgrows the draft model's context, or contains an id that
-    the draft model lacks, gets no more proposals until it is forgotten. After `restart_from_tail`, positions
+    the draft model lacks, gets no more proposals until it is forgotten. Images are not read, only the text
+    around them. After `restart_from_tail`, positions
     in the cache count from the first id covered. Sequences of different scopes (`set_cache_scope`) share no
     cells, and reuse none of each other's. `step` raises DecodeError where the draft model fails, which leaves
     the target unaffected.
@@ -80,6 +82,7 @@ class ModelDrafter(CachingDrafter, like=MODEL):
     def start(self, seq_id: int, prompt: Sequence[int], sampler: Sampler, mask: Mask | None = None) -> None:
         if self.skipped[seq_id]:
             self._restart_at(seq_id, 0)
+        prompt = without_images(prompt)
         n_valid = min(common_prefix(self.cells[seq_id], prompt), len(prompt) - 1)
         state = SequenceState(list(prompt), sampler.limited(self.n_vocab), mask, n_valid, True)
         state.usable = self._has_ids(prompt)
@@ -153,7 +156,7 @@ class ModelDrafter(CachingDrafter, like=MODEL):
         return False
 
     def save_cache(self, seq_id: int, ids: Sequence[int], scope: str, copy_rate: float) -> Saved | None:
-        n = common_prefix(self.cells[seq_id], ids)
+        n = common_prefix(self.cells[seq_id], without_images(ids))
         if seq_id in self.states or self.skipped[seq_id] or self.scopes[seq_id] != scope or n < MIN_SHARED:
             return None
         if n < len(self.cells[seq_id]):  # tokens that were drafted last
@@ -164,7 +167,7 @@ class ModelDrafter(CachingDrafter, like=MODEL):
         return self.context.save(seq_id)
 
     def load_cache(self, seq_id: int, ids: Sequence[int], scope: str, saved: Saved, copy_rate: float) -> int:
-        cells = self.cells[seq_id]
+        cells, ids = self.cells[seq_id], without_images(ids)
         held = 0 if self.skipped[seq_id] or self.scopes[seq_id] != scope else common_prefix(cells, ids)
         if seq_id in self.states or not self._saves_time(len(ids) - held, len(saved), copy_rate):
             return 0

@@ -11,6 +11,8 @@ from typing import Protocol, overload
 
 import numpy as np
 
+from specllama.core.image_rows import without_images
+
 # An index of a text's 3-grams of token ids, which grows with the text: finds where its last tokens occurred
 # before. About 70 bytes per token.
 
@@ -330,6 +332,7 @@ class RequestHistory:
         what is kept, with some ids before.
         """
         text = history[max(0, n_prompt - N_CONTEXT) :] if len(history) > n_prompt else ()
+        text = without_images(text)
         if text:
             self.ring(scope).add(text)
         return text

@@ -144,7 +144,8 @@ class EmbeddingBatch:
     """A llama_batch with hidden states, and the arrays that it points to.
 
     limits: of the context that decodes it. row_specs: (position, seq_id, output) of each row. tokens: their
-    ids, hidden: their states, shape (n, limits.width); one of the two may be None. Raises LimitError.
+    ids, hidden: their states, shape (n, limits.width); one of the two may be None. at: positions in place of
+    those of the specs, shape (n,), or (4, n) for the sections of M-RoPE. Raises LimitError.
     """
 
     def __init__(
@@ -153,6 +154,7 @@ class EmbeddingBatch:
         row_specs: Sequence[tuple[int, int, bool]],
         tokens: Sequence[int] | None,
         hidden: NDArray[np.float32] | None,
+        at: NDArray[np.int32] | None = None,
     ) -> None:
         n = len(row_specs)
         limits.check_rows(n, sum(output for _, _, output in row_specs))
@@ -164,8 +166,12 @@ class EmbeddingBatch:
             limits.check_hidden(hidden.shape, n)
         self._seqs = np.array(seqs, np.int32)
         pointers = self._seqs.ctypes.data + 4 * np.arange(n, dtype=np.uint64)
+        if at is None:
+            at = np.array(positions, np.int32)
+        if tokens is None and at.ndim == 1:
+            at = np.tile(at, _MOST_SECTIONS)
         self._kept = (
-            np.array(positions * (1 if tokens is not None else _MOST_SECTIONS), np.int32),
+            np.ascontiguousarray(at, np.int32).ravel(),
             np.ones(n, np.int32),
             pointers.astype(np.uint64),
             np.array(outputs, np.int8),

@@ -60,9 +60,8 @@ def _order_cache(data: _Bytes, at: int) -> int:
     n = reader.number()
     if not n:
         return reader.at
-    metadata, positions = _metadata(reader, n)
+    metadata, order = _metadata(reader, n)
     blocks = _blocks(reader, n)
-    order = np.argsort(positions, kind="stable")
     if not np.array_equal(order, np.arange(n)):
         metadata[:] = metadata[order]
         for block, by_element in blocks:
@@ -70,17 +69,17 @@ def _order_cache(data: _Bytes, at: int) -> int:
     return reader.at
 
 
-def _metadata(reader: _Reader, n: int) -> tuple[_Bytes, NDArray[np.int32]]:
-    """(The metadata of n cells, one a row; their positions.)"""
+def _metadata(reader: _Reader, n: int) -> tuple[_Bytes, NDArray[np.intp]]:
+    """(The metadata of n cells, one a row; the cells in the order of their positions.)"""
     begin = reader.at
     for ext in _EXT_BYTES:
         reader.at, width = begin, 12 + ext
         rows = reader.take(n * width).reshape(n, width)
         fields = np.ascontiguousarray(rows).view(np.int32)
-        positions = fields[:, 0]
+        places = fields[:, (0, 3, 2)] if ext else fields[:, :1]  # cells of an image differ in y and x
         of_one = (fields[:, 1] == 1).all() and (fields[:, -1] == fields[0, -1]).all()
-        if of_one and (positions >= 0).all() and len(np.unique(positions)) == n:
-            return rows, positions.copy()
+        if of_one and (places >= 0).all() and len(np.unique(places, axis=0)) == n:
+            return rows, np.lexsort(places.T[::-1])
     raise _UnknownFormatError
 
 

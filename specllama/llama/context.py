@@ -9,6 +9,7 @@ import ctypes
 import mmap
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from itertools import takewhile
 from typing import Any, NamedTuple, Protocol
 
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 
 from specllama.clock import running_time
 from specllama.config.load import MAX_THREADS
+from specllama.core.image_rows import ImageEmbeddings
 from specllama.core.interfaces import BatchRow, DecodeError, NoRoomError
 from specllama.errors import UsageError
 from specllama.large_memory import MemoryReserve
@@ -29,6 +31,7 @@ from specllama.llama.batches import (
     further_rows,
 )
 from specllama.llama.cell_order import order_cells
+from specllama.llama.image_positions import ImagePositions
 from specllama.llama.library import llama, log
 from specllama.llama.model import LlamaModel, NativeContext, context_params
 
@@ -243,6 +246,7 @@ class LlamaContext(NativeContext):
         self._last_rows = [0] * n_seq_max  # of each sequence in the last decode: the limit of a rollback
         self._padding = [0] * n_seq_max  # rows at the end of each sequence that are still to be removed
         self._checkpoints: dict[int, tuple[int, bytearray]] = {}  # with their numbers of tokens
+        self._images = ImagePositions()
         self._branches = BranchSequences(self.memory, range(n_seq_max, n_seq_max + self.n_branches))
         self._reserve = MemoryReserve()
         self._logits = LogitRows(self.handle, self.n_outputs_max, self.n_vocab)
@@ -277,26 +281,27 @@ class LlamaContext(NativeContext):
             placed = self._branches.placed(batch, branches, n_apart if max(len(batch), n_rows) > 1 else 0)
             batch = placed.rows
         shared = placed.shared if placed is not None else None
+        batch = self._images.placed(batch)
         n, real = len(batch), batch
         if not 0 < n <= self.n_batch:
             self._limits.check_rows(n, 0)
         if n_rows > n and self._fills(chains):
             n_logits = min(n_outputs, self.n_outputs_max) - sum(row.output for row in batch)
-            batch = [*batch, *further_rows(chains[-1], min(n_rows, self.n_batch) - n, n_logits)]
+            last = batch[len(chains) - 1]
+            batch = [*batch, *further_rows(last, min(n_rows, self.n_batch) - n, n_logits)]
         if self.model.has_state:
             self._remove_padding()
         n_returned = self._fill(batch, n, shared)
         if self.features is not None:
             self.features.before(n_returned)
         started = running_time()
-        result = llama.llama_decode(self.handle, self._batch.batch)
-        if result == 1 and len(batch) > n:  # there is room for the rows of the batch, perhaps
-            batch, n_returned = real, self._fill(real, n, shared)
-            result = llama.llama_decode(self.handle, self._batch.batch)
-        if result == 1:
-            raise NoRoomError
-        if result != 0:
-            raise DecodeError(f"llama_decode returned {result}: {log.reason()}")
+        try:
+            self._decode()
+        except NoRoomError:
+            if len(batch) == n:
+                raise
+            batch, n_returned = real, self._fill(real, n, shared)  # there is room for these, perhaps
+            self._decode()
         logits = self._logits.wait(n_returned)
         self.decode_seconds += running_time() - started
         self.n_decoded = len(batch)
@@ -305,6 +310,47 @@ class LlamaContext(NativeContext):
         self._decoded(batch, n)
         if placed is not None:
             self._branches.decoded(placed)
+        return logits
+
+    def _decode(self, batch: TokenBatch | EmbeddingBatch | None = None) -> None:
+        """Decode the batch, by default the one that was filled. Raises NoRoomError, DecodeError."""
+        result = llama.llama_decode(self.handle, (batch or self._batch).batch)
+        if result == 1:
+            raise NoRoomError
+        if result != 0:
+            raise DecodeError(f"llama_decode returned {result}: {log.reason()}")
+
+    def decode_image(
+        self, seq_id: int, first: int, image: ImageEmbeddings, output: bool
+    ) -> NDArray[np.float32]:
+        n, width = image.rows.shape
+        if not image.causal and n > min(self.n_ubatch, self.n_batch):
+            raise LimitError(f"an image of {n} rows is computed at once, and the limit is {self.n_ubatch}")
+        if self.model.has_state:
+            self._remove_padding()
+        start = self._images.position(seq_id, first)
+        at = image.positions(start) if image.positions is not None else start + np.arange(n, dtype=np.int32)
+        limits, started = replace(self._limits, width=width), running_time()
+        if not image.causal:
+            llama.llama_set_causal_attn(self.handle, False)
+        try:
+            for i in range(0, n, self.n_batch):
+                rows, last = image.rows[i : i + self.n_batch], i + self.n_batch >= n
+                specs = [(0, seq_id, output and last and i + j == n - 1) for j in range(len(rows))]
+                batch = EmbeddingBatch(limits, specs, None, rows, at[..., i : i + self.n_batch])
+                if self.features is not None:
+                    self.features.before(int(output and last))
+                self._decode(batch)
+        except NoRoomError:
+            self.truncate(seq_id, first)
+            raise
+        finally:
+            if not image.causal:
+                llama.llama_set_causal_attn(self.handle, True)
+        logits = self._logits.wait(int(output))
+        self.decode_seconds += running_time() - started
+        self.n_decoded, self._last_rows = n, [0] * self.n_seq_max
+        self._images.add(seq_id, first, first + n, image.n_positions)
         return logits
 
     def _fills(self, batch: Sequence[BatchRow]) -> bool:
@@ -360,7 +406,8 @@ class LlamaContext(NativeContext):
 
     def n_past(self, seq_id: int) -> int:
         self._limits.check_seqs(seq_id, seq_id)
-        return int(llama.llama_memory_seq_pos_max(self.memory, seq_id)) + 1 - self._padding[seq_id]
+        n = int(llama.llama_memory_seq_pos_max(self.memory, seq_id)) + 1 - self._padding[seq_id]
+        return self._images.index(seq_id, n) if self._images else n
 
     def truncate(self, seq_id: int, n_past: int) -> int:
         have, padding = self.n_past(seq_id), self._padding[seq_id]
@@ -373,7 +420,9 @@ class LlamaContext(NativeContext):
         self._padding[seq_id] = 0
         self._branches.truncated(seq_id, n_past)
         removable = self._can_remove(seq_id, have + padding - n_past)
-        removed = removable and llama.llama_memory_seq_rm(self.memory, seq_id, n_past, -1)
+        position = self._images.position(seq_id, n_past)
+        removed = removable and llama.llama_memory_seq_rm(self.memory, seq_id, position, -1)
+        self._images.keep(seq_id, n_past)
         # With a sliding window the removal always succeeds, but cells outside the window are gone.
         holds = self.cuts_anywhere or (self.n_past(seq_id) == n_past and self._has_window(seq_id, n_past))
         return n_past if removed and holds else self._restore_checkpoint(seq_id, n_past)
@@ -397,7 +446,8 @@ class LlamaContext(NativeContext):
         """
         if not self._n_swa:
             return True
-        return bool(llama.llama_memory_seq_pos_min(self.memory, seq_id) <= max(0, n_past - self._n_swa))
+        oldest = max(0, self._images.position(seq_id, n_past) - self._n_swa)
+        return bool(llama.llama_memory_seq_pos_min(self.memory, seq_id) <= oldest)
 
     def _can_remove(self, seq_id: int, n_back: int) -> bool:
         """Whether the last `n_back` tokens can be removed: recurrent states roll back only within the last
@@ -413,6 +463,7 @@ class LlamaContext(NativeContext):
         self._limits.check_seqs(seq_id, seq_id)
         self._branches.release(seq_id)
         llama.llama_memory_seq_rm(self.memory, seq_id, -1, -1)
+        self._images.keep(seq_id, 0)
         self._padding[seq_id] = 0
         self._checkpoints.pop(seq_id, None)
 
@@ -428,7 +479,10 @@ class LlamaContext(NativeContext):
         self._clear(dst)
         self._last_rows[src] = self._last_rows[dst] = 0  # a shared state is not rolled back
         whole = self.model.has_state and partial is None
-        llama.llama_memory_seq_cp(self.memory, src, dst, 0, -1 if whole else n_past)
+        end = -1 if whole else self._images.position(src, n_past)
+        llama.llama_memory_seq_cp(self.memory, src, dst, 0, end)
+        if self._images:
+            self._images.copy(src, dst, n_past)
         return self.n_past(dst) if partial is None else self.restore_partial(dst, n_past, partial)
 
     # Saving and restoring sequences: whole, or only the parts that cannot be truncated
@@ -477,9 +531,11 @@ class LlamaContext(NativeContext):
             del self._checkpoints[seq_id]
         size = len(partial)
         done = llama.llama_state_seq_set_data_ext(self.handle, _pointer_to(partial), size, seq_id, _PARTIAL)
+        self._images.keep(seq_id, n_past)
+        position = self._images.position(seq_id, n_past)
         if (
             done == size
-            and llama.llama_memory_seq_rm(self.memory, seq_id, n_past, -1)
+            and llama.llama_memory_seq_rm(self.memory, seq_id, position, -1)
             and self.n_past(seq_id) == n_past
         ):
             return n_past
@@ -489,29 +545,35 @@ class LlamaContext(NativeContext):
     def size(self, seq_id: int) -> int:
         self._limits.check_seqs(seq_id, seq_id)
         self._remove_padding()
-        return int(llama.llama_state_seq_get_size(self.handle, seq_id)) if self.n_past(seq_id) else 0
+        if not self.n_past(seq_id):
+            return 0
+        return int(llama.llama_state_seq_get_size(self.handle, seq_id)) + len(self._images.saved(seq_id))
 
     def prepare_save(self, seq_id: int) -> bool:
         return self._reserve.prepare(self.size(seq_id))
 
     def save(self, seq_id: int) -> mmap.mmap | None:
         self._branches.release(seq_id)
-        size = self.size(seq_id)
+        size, images = self.size(seq_id), self._images.saved(seq_id)
         try:
             saved = self._reserve.take(size)
         except (OSError, ValueError):
             return None
+        size -= len(images)
         written = llama.llama_state_seq_get_data(self.handle, _pointer_to(saved), size, seq_id)
         if written != size:
             return None
         order_cells(saved)
+        saved[size:] = images
         return saved
 
     def load(self, seq_id: int, saved: mmap.mmap) -> int:
         self._remove_padding()
         self._clear(seq_id)
         self._last_rows = [0] * self.n_seq_max
-        if not llama.llama_state_seq_set_data(self.handle, _pointer_to(saved), len(saved), seq_id):
+        with memoryview(saved) as view:
+            size = self._images.restore(seq_id, view)
+        if not llama.llama_state_seq_set_data(self.handle, _pointer_to(saved), size, seq_id):
             self._clear(seq_id)
         return self.n_past(seq_id)
 

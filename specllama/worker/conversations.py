@@ -20,8 +20,10 @@ from specllama.calls.history import Messages
 from specllama.calls.tools import Tools
 from specllama.client import protocol
 from specllama.core.decoder import context_length_error
+from specllama.core.image_rows import FIRST_PLACEHOLDER, is_begin, without_images
 from specllama.llama.model import LlamaModel
 from specllama.text.prompt_parts import ControlTexts, PromptPart, encode
+from specllama.worker.images import PromptImages
 
 # The bytes and the text that ids stand for, control tokens by their names.
 
@@ -33,7 +35,9 @@ def detokenize(model: LlamaModel, ids: Sequence[int], special: bool = True) -> s
 
 
 def token_bytes(model: LlamaModel, token: int) -> bytes:
-    """The bytes of a token, of a control token those of its name."""
+    """The bytes of a token, of a control token those of its name; of an image llama.cpp's marker."""
+    if token >= FIRST_PLACEHOLDER:
+        return b"<__media__>" if is_begin(token) else b""
     return model.piece(token) or model.token_text(token).encode()
 
 
@@ -134,6 +138,7 @@ class ConversationCache:
         model: LlamaModel,
         chat: protocol.ChatInput,
         limit: TextLimit,
+        images: PromptImages,
     ) -> list[int]:
         """Ids of the prompt of a chat. Starts with the ids of the turn that they follow if the text
         is the same. render: messages with the request's variables and tools; continued: adds the beginning of
@@ -145,10 +150,10 @@ class ConversationCache:
         earlier = self._turns.get(chat.follows) if chat.follows is not None else None
         if earlier is None and chat.earlier is not None:
             earlier = _turn_of(chat.earlier, chat.messages, render, model)
-        ids = _continued(render, model, earlier, chat, parts) if earlier is not None else None
-        if ids is not None:
+        ids = _continued(render, model, earlier, chat, parts, images) if earlier is not None else None
+        if ids is not None and images.knows(ids):
             return ids
-        return encode(parts, model.tokenize, model.token_text(model.bos_id), model.adds_bos)
+        return encode(parts, images.tokenize, model.token_text(model.bos_id), model.adds_bos)
 
 
 def prompt_digest(text: str, pieces: Iterable[bytes]) -> str:
@@ -166,7 +171,7 @@ def _turn_of(
     """The turn of another engine process; None if its ids are not those of this text in this vocabulary."""
     n, ids = earlier.n_prompt, earlier.ids
     first = [dict(message) for message in messages[: earlier.n_messages]]
-    if not 0 < n < len(ids) or not all(0 <= i < model.n_vocab for i in ids):
+    if not 0 < n < len(ids) or not all(0 <= i < model.n_vocab for i in without_images(ids)):
         return None
     if not first or len(first) != earlier.n_messages or first[-1].get("role") == "assistant":
         return None
@@ -182,6 +187,7 @@ def _continued(
     earlier: _Turn,
     chat: protocol.ChatInput,
     parts: Sequence[PromptPart],
+    images: PromptImages,
 ) -> list[int] | None:
     """The ids of the earlier turn, then those of the text after its answer, or those of its prompt alone
     where the messages are the same; None if the template now renders the earlier turn differently (some drop
@@ -205,7 +211,7 @@ def _continued(
     if rest is None:
         return None
     kept = earlier.ids[:-1] if ended else earlier.ids  # the template writes the end of the turn itself
-    return [*kept, *encode([part for part in rest if part.text], model.tokenize, "", False)]
+    return [*kept, *encode([part for part in rest if part.text], images.tokenize, "", False)]
 
 
 def _without_prefix(parts: Sequence[PromptPart], prefix: str) -> list[PromptPart] | None:

@@ -37,6 +37,7 @@ from specllama.worker.conversations import detokenize
 from specllama.worker.corpus import Corpus
 from specllama.worker.embedding import EmbeddingEngine, loads_embedder, open_embedder
 from specllama.worker.idle import ExactMode, IdleMeasurer
+from specllama.worker.images import ImageEncoder
 from specllama.worker.intake import RequestIntake, Send, SequenceOutput, refusing
 from specllama.worker.load_info import inspect_build, load_info
 from specllama.worker.loader import Loaded, load
@@ -117,7 +118,7 @@ class LoadedEngine:
     def step_due_in(self) -> float | None:
         """Seconds until `step` has work to do if no message arrives; None for never."""
         if self.decoding:
-            return 0.0
+            return _ENCODING_SECONDS if self.tuner is None and self.engine.encoding else 0.0
         if self.intake.busy:
             return None
         history, due = self.loaded.history, [self.idle.due_in]
@@ -264,9 +265,8 @@ class LoadedEngine:
         """Send the end of a generation, and keep its ids for the next turn."""
         g = r.generation
         unmeasured = self.idle.generation_ended(g)
-        if g.problem:
-            error = UsageError(f"the grammar is too complex: {g.problem}")
-            self.send(protocol.Failed(error.to_dict(), r.id))
+        if g.problem is not None:
+            self.send(protocol.Failed(g.problem.to_dict(), r.id))
             return
         text, runs = r.writer.finish()
         scope = g.request.history_scope
@@ -383,7 +383,9 @@ def open_engine(
         raise
     settings, engine = loaded.settings, _engine(loaded)
     idle = IdleMeasurer(loaded, engine, order.measure_when_idle)
-    prompts = Prompts(loaded, process)
+    wake = partial(post, lambda: None) if post is not None else lambda: None
+    encoder = ImageEncoder(loaded.vision, wake) if loaded.vision is not None else None
+    prompts = Prompts(loaded, process, encoder)
     persister, running = _prefix_persister(loaded, engine.scheduler.store, send), list[SequenceOutput]()
     memory = None
     if persister is not None and loaded.history is not None and loaded.memory_key:
@@ -472,6 +474,7 @@ def _notice(send: Send) -> Callable[[str], None]:
     return lambda text: send(protocol.Notice(text))
 
 
+_ENCODING_SECONDS = 0.1  # between looks at time limits while an image is encoded
 _LEAST_SECONDS = 30.0  # of work that a step may take
 
 

@@ -563,6 +563,7 @@ class RequestIntake:
                 boundaries=prompt.boundaries,
                 kept=message.kept and bool(message.disk_scope),
                 prediction=prompt.prediction,
+                images=prompt.images,
                 **{name: getattr(message, name) for name in _COPIED},
             )
             generation = self._engine.submit(request, stored)

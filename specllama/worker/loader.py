@@ -53,6 +53,7 @@ from specllama.worker.draft import (
     warm_up_drafts,
     warm_up_target,
 )
+from specllama.worker.images import Encoder
 from specllama.worker.prefix_persister import model_files, prefix_key
 from specllama.worker.profile import ModelProfile
 from specllama.worker.profile_keys import pair_key, target_key
@@ -68,7 +69,7 @@ class Loaded:
     drafters: in the order in which they draft. off_reason: why nothing drafts, "" if something does.
     verdicts: on the draft model and on the head. draft: a draft model. head: in a file of its own or inside
     the target. history: the output of earlier requests, None if it is not kept. corpus: texts of files, None
-    without any.
+    without any. vision: the encoder of images, None for a model that sees none.
     prefix_key, draft_prefix_key: of their prefix states on disk, memory_key: of the target's texts there; ""
     for none.
     """
@@ -87,6 +88,7 @@ class Loaded:
     head: LoadedHead | None = None
     history: RequestHistory | None = None
     corpus: RequestHistory | None = None
+    vision: Encoder | None = None
     load_seconds: float = 0.0
     prefix_key: str = ""
     draft_prefix_key: str = ""

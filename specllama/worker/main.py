@@ -126,9 +126,10 @@ def _serve(pipes: _Pipes) -> None:
     step_at = 0.0
     while True:
         try:
-            if core.decoding and running_time() > step_at:
+            due = core.step_due_in
+            if due == 0.0 and core.decoding and running_time() > step_at:
                 raise queue.Empty
-            message = pipes.inbox.get(timeout=core.step_due_in)
+            message = pipes.inbox.get(timeout=due)
         except queue.Empty:
             core.step()
             step_at = running_time() + _MESSAGE_SECONDS

@@ -17,6 +17,7 @@ from specllama.client import protocol
 from specllama.client.protocol import Infill, InfillChunk
 from specllama.clock import running_time
 from specllama.core.decoder import context_length_error
+from specllama.core.image_rows import ImageRows
 from specllama.core.prefix.stored import GAP, Boundary, Kind, distances
 from specllama.errors import ContextLengthError, NotSupportedError, SpecllamaError, UsageError, option, quoted
 from specllama.llama.model import FimTokens, LlamaModel, fim_tokens
@@ -30,6 +31,7 @@ from specllama.worker.conversations import (
     prompt_digest,
     token_bytes,
 )
+from specllama.worker.images import ImageEncoder, PromptImages, shown
 from specllama.worker.loader import Loaded
 from specllama.worker.tool_calls import ToolCalls
 
@@ -259,6 +261,7 @@ class Prompt:
     """The ids of a prompt, and of the forced output, None where the model writes freely. boundaries: up
     to which later prompts may share it, () where they are not known or not needed. digest: as in
     protocol.Started. prediction: ids of the text that the output is expected to be, () for none.
+    images: among the ids, in order.
     """
 
     ids: list[int]
@@ -266,18 +269,19 @@ class Prompt:
     boundaries: Sequence[Boundary] = ()
     digest: str = ""
     prediction: Sequence[int] = ()
+    images: Sequence[ImageRows] = ()
 
 
 class Prompts:
     """Makes prompts for one loaded model. process: for its template, see `compile_template`. problem: why the
-    template cannot be used, None if it can or there is none. calls: how the model is shown tools. Raises
-    UsageError for an unknown format of tool calls.
+    template cannot be used, None if it can or there is none. calls: how the model is shown tools. encoder: of
+    images, None for a model that sees none. Raises UsageError for an unknown format of tool calls.
     """
 
-    def __init__(self, loaded: Loaded, process: TemplateProcess) -> None:
+    def __init__(self, loaded: Loaded, process: TemplateProcess, encoder: ImageEncoder | None = None) -> None:
         model, context, settings = loaded.model, loaded.context, loaded.settings
         self._model, self._n_ctx, self._n_batch = model, context.n_ctx, context.n_batch
-        self._with_boundaries = not context.cuts_anywhere
+        self._with_boundaries, self._encoder = not context.cuts_anywhere, encoder
         self._template, self.problem = compile_template(loaded, process)
         source = settings.chat_template or loaded.header.chat_template or ""
         usable = self._template if self.problem is None else None
@@ -320,12 +324,19 @@ class Prompts:
         forced = message.forced
         if isinstance(forced, str):  # tokenised on its own, without control tokens
             forced = self._model.tokenize(forced, False, False)
-        ids = self._ids(message.prompt)
+        images = self._images(message.prompt)
+        ids = self._ids(message.prompt, images)
         if not ids:
             raise UsageError("the prompt is empty", "give some text")
-        boundaries = self._boundaries(message.prompt, ids) if self._with_boundaries else ()
+        boundaries = self._boundaries(message.prompt, ids, images) if self._with_boundaries else ()
         digest = self._digest(message.chat, ids) if message.chat is not None and message.show_ids else ""
-        return Prompt(ids, forced, boundaries, digest, self._predicted(message.prediction))
+        prediction = self._predicted(message.prediction)
+        return Prompt(ids, forced, boundaries, digest, prediction, images.rows(ids))
+
+    def _images(self, prompt: protocol.PromptInput) -> PromptImages:
+        """The images of a prompt. Raises UsageError where the model sees none."""
+        images = prompt.images if isinstance(prompt, (protocol.ChatInput, protocol.TextInput)) else ()
+        return PromptImages(images, self._model.tokenize, self._encoder)
 
     def _predicted(self, text: str) -> list[int]:
         """The ids of a prediction. Raises UsageError for one that no answer can have."""
@@ -357,7 +368,9 @@ class Prompts:
         chat = self.calls.apart(chat)
         return self._continued(chat, self._render(chat, chat.messages))
 
-    def _boundaries(self, prompt: protocol.PromptInput, ids: Sequence[int]) -> Sequence[Boundary]:
+    def _boundaries(
+        self, prompt: protocol.PromptInput, ids: Sequence[int], images: PromptImages
+    ) -> Sequence[Boundary]:
         """The boundaries in a chat's prompt, or in one that fills a gap. Raises as `_ids`."""
         if isinstance(prompt, protocol.Infill):
             return infill_boundaries(self._model, ids)
@@ -369,7 +382,7 @@ class Prompts:
             parts,
             ids,
             lambda messages: self._render(prompt, messages),
-            lambda some: encode(some, self._model.tokenize, "", False),
+            lambda some: encode(some, images.tokenize, "", False),
         )
 
     def _check_parts(self, parts: Sequence[str | list[int]]) -> None:
@@ -381,13 +394,13 @@ class Prompts:
         for text in texts:
             self.limit.check(text, parse_special=True)
 
-    def _ids(self, prompt: protocol.PromptInput) -> list[int]:
+    def _ids(self, prompt: protocol.PromptInput, images: PromptImages) -> list[int]:
         model = self._model
         match prompt:
             case protocol.TokenInput(ids):
                 return self._checked(ids)
             case protocol.TextInput(text):
-                return self._of_text(text)
+                return self._of_text(text, images)
             case protocol.MixedInput(parts):
                 all_ids: list[int] = []
                 for i, part in enumerate(parts):
@@ -405,11 +418,12 @@ class Prompts:
                     model,
                     chat,
                     self.limit,
+                    images,
                 )
 
-    def _of_text(self, text: str) -> list[int]:
+    def _of_text(self, text: str, images: PromptImages) -> list[int]:
         model = self._model
-        ids = model.tokenize(text, model.adds_bos, True)
+        ids = images.tokenize(text, model.adds_bos, True)
         if len(ids) > 1 and ids[0] == ids[1] == model.bos_id and model.adds_bos:
             del ids[0]  # the prompt has a BOS of its own
         return ids
@@ -482,7 +496,7 @@ def answer_query(
             yield protocol.QueriedText(question.id, text, more)
     elif isinstance(question, protocol.Render):
         parts = prompts.rendered(question.chat)
-        for text, more in _texts("".join(part.text for part in parts)):
+        for text, more in _texts(shown("".join(part.text for part in parts))):
             yield protocol.QueriedText(question.id, text, more)
     elif isinstance(question, protocol.CountTokens):
         request = protocol.Generate(question.id, prompts.calls.apart(question.chat))

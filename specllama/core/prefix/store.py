@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import TYPE_CHECKING
 
+from specllama.core.image_rows import image_runs, whole_runs
 from specllama.core.interfaces import CachingDrafter, Context, Saved
 from specllama.core.prefix.stored import (
     Boundary,
@@ -65,6 +66,15 @@ def empty(target: Context, slot: Slot) -> None:
     slot.ids, slot.partials, slot.n_prompt, slot.n_whole, slot.n_begun, slot.uses = [], [], 0, 0, 0, 0
 
 
+def whole_chunks(ids: Sequence[int], begun: int, n: int, chunk: int) -> int:
+    """At most the first n ids, in whole chunks of what was evaluated from `begun` on; images are chunks of
+    their own.
+    """
+    n = whole_runs(ids, n)
+    begun = max([begun, *(end for _, end in image_runs(ids[:n]))])
+    return begun + (n - begun) // chunk * chunk
+
+
 MIN_SHARED = 32  # ids: a shorter prefix is not worth copying, nor is the end of a text worth keeping
 _MIN_LOADED = 16  # ids for which a stored text is loaded
 
@@ -115,7 +125,7 @@ class PrefixFinder:
         for holder, ids in holders:
             if holder.scope != scope or not len(ids):
                 continue
-            common = min(n_common(ids, wanted), most)
+            common = whole_runs(wanted, min(n_common(ids, wanted), most))
             n, partial = self._reusable(holder, len(ids), common)
             if n >= (_MIN_LOADED if isinstance(holder, CachedSequence) else 1):
                 n_bytes = partial.n_bytes if partial is not None else 0
@@ -329,7 +339,8 @@ class PrefixStore:
         def n_kept(slot: Slot) -> int:
             if slot.scope != scope or not slot.n_whole:
                 return 0
-            n = min(n_common(as_ids(slot.ids), wanted), len(ids) - 1, slot.n_whole) // chunk * chunk
+            n = min(n_common(as_ids(slot.ids), wanted), len(ids) - 1, slot.n_whole)
+            n = whole_chunks(ids, 0, n, chunk)
             if not self.needs_partials or self.target.can_truncate(slot.seq_id, n):
                 return n
             partial = usable((p for p in slot.partials if p.n % chunk == 0), n)
@@ -344,13 +355,13 @@ class PrefixStore:
             n = self._cut(best, n)
         return best, n
 
-    def cut_to_chunks(self, slot: Slot, n: int, chunk: int) -> int:
-        """Cut the first n ids of a text in a slot that was just taken to whole chunks of its last prompt, so
+    def cut_to_chunks(self, slot: Slot, ids: Sequence[int], n: int, chunk: int) -> int:
+        """Cut the first n of these ids in a slot that was just taken to whole chunks of its last prompt, so
         that a prompt that is evaluated twice is evaluated in the same pieces; returns how many are left.
         Where the memory cannot be cut there, all of them.
         """
         begun = slot.n_begun if n >= slot.n_begun else 0
-        whole = begun + (n - begun) // chunk * chunk
+        whole = whole_chunks(ids, begun, n, chunk)
         if n > slot.n_prompt or whole == n:
             return n
         if not whole:  # which no context does by cutting

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from specllama.core.image_rows import FIRST_PLACEHOLDER, without_images
 from specllama.core.interfaces import DecodeError, Mask, Row, SampledToken
 from specllama.core.sampling.chain import Chain, Survivors, active_steps, penalised, recent
 from specllama.core.sampling.dry import Breakers
@@ -118,6 +119,7 @@ class KeyedSampler:
     n_vocab: ids at or above it are never chosen, so that a draft model with a larger vocabulary keeps to the
     target's. infill: the step of that name, None for none. barred: ids that are not chosen at positions
     below `barred_until`, where nothing else may end the text either. breakers: those of the step `dry`.
+    prompt: one with images, whose ids are no tokens and are left out of histories; () for one without.
     state: shared by the samplers of one sequence; see `advance`.
     """
 
@@ -132,6 +134,7 @@ class KeyedSampler:
         barred_until: int = 0,
         breakers: Breakers | None = None,
         state: list[tuple[float, ...]] | None = None,
+        prompt: Sequence[int] = (),
     ) -> None:
         if infill is not None and not params.infill_sampling:
             params = replace(params, infill_sampling=True)
@@ -140,6 +143,8 @@ class KeyedSampler:
         self._chain = None if usual else Chain(params, seed, n_vocab, infill, breakers)
         self._state = state or [self._chain.start() if self._chain else ()]
         self._barred, self._barred_until, self._breakers = tuple(barred), barred_until, breakers
+        self._prompt, self._text = prompt, without_images(prompt)
+        self._first_image = next((i for i, t in enumerate(prompt) if t >= FIRST_PLACEHOLDER), None)
         self._early = (
             KeyedSampler(params, seed, n_vocab, [*forbidden, *barred], None, (), 0, breakers, self._state)
             if barred_until
@@ -186,8 +191,23 @@ class KeyedSampler:
         """The same rule for a draft model with tokens that the target lacks: their ids come after its own."""
         forbidden, barred = tuple(self._forbidden), (self._barred, self._barred_until)
         return KeyedSampler(
-            self.params, self.seed, n_vocab, forbidden, self.infill, *barred, self._breakers, self._state
+            self.params,
+            self.seed,
+            n_vocab,
+            forbidden,
+            self.infill,
+            *barred,
+            self._breakers,
+            self._state,
+            self._prompt,
         )
+
+    def _text_of(self, history: Sequence[int]) -> Sequence[int]:
+        """The history without images, which that of a draft model does not have."""
+        i, n = self._first_image, len(self._prompt)
+        if i is None or len(history) < n or history[i] < FIRST_PLACEHOLDER:
+            return history
+        return [*self._text, *history[n:]]
 
     def advance(self, choice: SampledToken) -> None:
         """The state goes on to the next position: its token was chosen so. Drafts do not change the state."""
@@ -211,6 +231,8 @@ class KeyedSampler:
         truncated. The token is NOTHING_LEGAL where none is legal. Raises DecodeError where the row has no
         finite maximum.
         """
+        if self._first_image is not None:
+            history = self._text_of(history)
         position = len(history) + len(ahead)
         if self._early is not None and position < self._barred_until:
             return self._early.choose(row, history, margin, mask, ahead)
@@ -409,6 +431,7 @@ class KeyedSampler:
         """As `proposal.top_logprobs`, in the distribution from which `choose` chooses, after all
         parameters and the grammar. Tokens that cannot be chosen are not among the n most likely.
         """
+        history = self._text_of(history)
         if self._early is not None and len(history) < self._barred_until:
             return self._early.final_logprobs(row, history, mask, token, n)
         row = row[: self.n_vocab]
