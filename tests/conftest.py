@@ -14,7 +14,7 @@ import pytest
 from filelock import FileLock
 from hypothesis import settings
 
-from specllama.llama import kernel_build
+from specllama.llama import kernel_build, vision_build
 from specllama.models.demo import DemoStore
 from tests.support.command import Command
 from tests.support.examples import examples
@@ -62,6 +62,16 @@ def compile_kernels() -> None:
     with FileLock(Path(sys.prefix) / "kernels.lock"), contextlib.suppress(kernel_build.Unusable):
         if not kernel_build.is_current(kernel_build.OBJECT):
             kernel_build.compile_object(kernel_build.OBJECT)
+
+
+@pytest.fixture(scope="session")
+def vision() -> None:
+    """libmtmd, compiled once for the checkout."""
+    if not vision_build.kept_source() and vision_build.VARIABLE not in os.environ:
+        pytest.skip(f"llama.cpp was not compiled here: name its source in {vision_build.VARIABLE}")
+    with FileLock(Path(sys.prefix) / "vision.lock"):
+        if not kernel_build.is_current(vision_build.OBJECT, vision_build.key()):
+            vision_build.compile_object(vision_build.OBJECT)
 
 
 @pytest.fixture

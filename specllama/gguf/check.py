@@ -9,7 +9,7 @@ from difflib import get_close_matches
 
 import numpy as np
 
-from specllama.errors import GGUFError
+from specllama.errors import GGUFError, UsageError
 from specllama.gguf.architectures import ARCHITECTURES, ENCODERS, NOT_CAUSAL, RECURRENT
 from specllama.gguf.header import MAX_LAYERS, Header
 from specllama.gguf.parse import NOT_MULTIPLIED, StringArray
@@ -174,3 +174,15 @@ def check_numbers(header: Header) -> None:
     key = f"{header.architecture}.rope.scaling.type"
     if key in header.metadata and header.text(key) not in ROPE_SCALINGS:
         header.fail(key, f"{header.text(key)[:60]!r} is not one of {', '.join(ROPE_SCALINGS)}")
+
+
+def check_projector(header: Header) -> None:
+    """Raises UsageError for what is no projector (mmproj), and for one without an encoder of images."""
+    if header.architecture != "clip":
+        what = f"its architecture is {header.architecture!r}" if header.architecture else "it names none"
+        raise UsageError(
+            f"{header.path} is not a projector (mmproj): {what}",
+            "name the file mmproj-*.gguf that was published with the model",
+        )
+    if header.metadata.get("clip.has_vision_encoder") is not True:
+        raise UsageError(f"{header.path} has no encoder of images", "name a projector for images")

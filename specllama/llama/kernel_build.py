@@ -56,12 +56,14 @@ def unsupported() -> str:
     return f"they are for Linux on x86-64 and aarch64, this is {platform.system()} on {platform.machine()}"
 
 
-def is_current(path: Path) -> bool:
-    """Whether the file is an object of these sources; a longer one than any that is compiled is not."""
+def is_current(path: Path, checksum: str = "") -> bool:
+    """Whether the file is an object of these sources, or of those with this checksum; a longer one than any
+    that is compiled is not.
+    """
     try:
         with path.open("rb") as file:
             data = file.read(_MAX_OBJECT + 1)
-        return len(data) <= _MAX_OBJECT and sources().encode() in data
+        return len(data) <= _MAX_OBJECT and (checksum or sources()).encode() in data
     except OSError:
         return False
 
@@ -70,7 +72,7 @@ def compile_object(
     to: Path, environ: Mapping[str, str] = os.environ, report: Callable[[float], None] = lambda _: None
 ) -> None:
     """Compile the object into the file `to`. report: gets the share that is done. Raises Unusable."""
-    compiler = _compiler(environ)
+    compiler = compiler_of(environ)
     try:
         to.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".compiling-", dir=to.parent) as directory:
@@ -79,7 +81,8 @@ def compile_object(
         raise Unusable(f"{to.parent}: {error.strerror or error}") from None
 
 
-def _compiler(environ: Mapping[str, str]) -> list[str]:
+def compiler_of(environ: Mapping[str, str]) -> list[str]:
+    """The C++ compiler's command: CXX, or one on the path. Raises Unusable."""
     given = environ.get("CXX")
     try:
         commands = [shlex.split(given)] if given else [[name] for name in _COMPILERS]
@@ -112,10 +115,10 @@ def _compile(compiler: list[str], directory: Path, report: Callable[[float], Non
         report(i / len(jobs))
         pair = [(name, _known(compiler, given)) for name, given in jobs[i : i + 2]]
         commands = [[*compiler, *FLAGS, "-c", *given, "-o", name] for name, given in pair]
-        _run(commands, directory)
+        run_compilers(commands, directory)
     # libstdc++ is not linked statically: llama.cpp needs it anyway, Fedora's g++ lacks libstdc++.a, and with
     # Debian's the object would need a newer C library.
-    _run([[*compiler, "-shared", "-o", OBJECT.name, *(name for name, _ in jobs), "-ldl"]], directory)
+    run_compilers([[*compiler, "-shared", "-o", OBJECT.name, *(name for name, _ in jobs), "-ldl"]], directory)
     if not (directory / OBJECT.name).exists():
         raise Unusable(f"{compiler[0]} has compiled nothing")
     return directory / OBJECT.name
@@ -132,7 +135,8 @@ def _known(compiler: list[str], given: list[str]) -> list[str]:
     return [option for option in given if option not in extra]
 
 
-def _run(commands: list[list[str]], directory: Path) -> None:
+def run_compilers(commands: list[list[str]], directory: Path) -> None:
+    """Run them at the same time, in `directory`; if one fails, the others are ended. Raises Unusable."""
     running = [
         subprocess.Popen(
             command,

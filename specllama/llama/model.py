@@ -25,7 +25,7 @@ from specllama.text.grammar import with_large_stack
 _GGML_TYPES = {
     "f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "iq4_nl": 20, "bf16": 30,
 }  # fmt: skip
-_FLASH_ATTN = {"auto": -1, "off": 0, "on": 1}  # llama_flash_attn_type
+FLASH_ATTN = {"auto": -1, "off": 0, "on": 1}  # llama_flash_attn_type
 _ROPE_SCALING = {"none": 0, "linear": 1, "yarn": 2}  # llama_rope_scaling_type
 
 
@@ -45,7 +45,7 @@ def context_params(
     p.n_threads = s.n_threads or physical_cores()
     p.n_threads_batch = s.n_threads_batch or p.n_threads
     p.type_k, p.type_v = _GGML_TYPES[s.cache_type_k], _GGML_TYPES[s.cache_type_v]
-    p.flash_attn_type = _FLASH_ATTN[s.flash_attn]
+    p.flash_attn_type = FLASH_ATTN[s.flash_attn]
     if s.rope_scaling is not None:
         p.rope_scaling_type = _ROPE_SCALING[s.rope_scaling]
     if s.rope_scale is not None:

@@ -424,7 +424,8 @@ def test_files_of_its_own_are_opened_as_regular_ones() -> None:
     a user names, /proc and the like, and what the package itself contains.
     """
     others = {
-        "config.text_file", "llama.kernels", "llama.kernel_build", "models.memory.available",
+        "config.text_file", "llama.kernels", "llama.kernel_build", "llama.vision_build",
+        "models.memory.available",
         "processor_time", "text.template_process", "other_work", "cli.doctor.machine", "server.page",
         "bench.report",
     }  # fmt: skip
