@@ -85,8 +85,7 @@ class ImageRows(Protocol):
     def end(self) -> int:
         """Index of the id after it."""
 
-    def encode(self) -> None:
-        """Begin to encode it, unless that has begun."""
-
     def encoded(self) -> ImageEmbeddings | None:
-        """What to decode; None while it is being encoded. Begins to encode it. Raises EngineError."""
+        """What to decode; None while it is being encoded, which begins with the first call: before, decodes
+        would only share the cores with it. Raises EngineError.
+        """

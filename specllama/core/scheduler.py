@@ -269,9 +269,6 @@ class Scheduler:
         stats.n_from_disk = min(stats.n_from_disk, stats.n_reused)
         generation.admitted = generation.admitted or self.clock()
         self.active.append(generation)
-        for image in generation.request.images if generation.prefix_owner is None else ():
-            if image.begin >= n_past:
-                image.encode()
 
     def _is_prepared(self, generation: Generation) -> bool:
         """Whether a slot can be had without holding up the active generations."""

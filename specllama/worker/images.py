@@ -105,9 +105,6 @@ class ImagePart:
     image: EncodedImage
     index: int
 
-    def encode(self) -> None:
-        self.image.begin()
-
     def encoded(self) -> ImageEmbeddings | None:
         future = self.image.begin()
         if not future.done():

@@ -44,10 +44,7 @@ class TableImage:
 
     def __init__(self, begin: int, ids: list[int], waits: int = 0, fails: bool = False) -> None:
         self.begin, self.end, self.ids = begin, begin + len(ids), ids
-        self.waits, self.fails, self.n_asked, self.begun = waits, fails, 0, False
-
-    def encode(self) -> None:
-        self.begun = True
+        self.waits, self.fails, self.n_asked = waits, fails, 0
 
     def encoded(self) -> ImageEmbeddings | None:
         self.n_asked += 1
@@ -168,7 +165,7 @@ def test_an_image_is_evaluated_once_in_a_conversation(memory):
     ids, images = prompt_of(*start, first.output[:-1], [5, 6, 7])
     (second,) = run(engine, Request(ids, SamplingParams(max_tokens=5), 1, images=images))
     assert second.stats.n_reused >= 40
-    assert (images[0].n_asked, images[0].begun) == (0, False)
+    assert images[0].n_asked == 0
     fresh = run(
         engine_over(TableContext(N_VOCAB), Fixed([], 0)),
         Request(ids, SamplingParams(max_tokens=5), 1, images=prompt_of(*start)[1]),
@@ -194,7 +191,7 @@ def test_other_texts_go_on_while_an_image_is_encoded():
     engine.step()
     engine.step()
     assert engine.encoding
-    assert image.images[0].begun
+    assert image.images[0].n_asked > 0
     other = engine.submit(Request([5, 6], SamplingParams(max_tokens=5, ignore_eos=True), 1))
     assert not engine.encoding
     while other.finish_reason is None:

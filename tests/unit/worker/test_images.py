@@ -135,7 +135,7 @@ def test_what_nobody_wants_any_more_is_not_encoded(tmp_path, encoder):
         image = image_of(tmp_path, 2, n)
         images = PromptImages([image], tokenize, encoder)
         parts.append(images.rows(images.tokenize(image.marker, False, False))[0])
-        parts[-1].encode()
+        assert parts[-1].encoded() is None
     del parts[1], images
     gc.collect()
     halves.may_go.set()
