@@ -86,6 +86,7 @@ Examples:
 _SETTINGS = {
     **{name: name for name in ("host", "port", "share_cache", "spm_infill", "queue", "log_prompts")},
     **{name: name for name in ("strict_model", "root_path", "slot_save_path", "verbose", "models_max")},
+    "allow_image_urls": "allow_image_urls",
     "open_metrics": "open_metrics",
     "seconds": "timeout",
     "drain_seconds": "drain",

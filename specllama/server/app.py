@@ -127,7 +127,7 @@ def build(models: ModelPool, say: Say) -> Starlette:
     paths = frozenset(r.path for r in ROUTES if "{" not in r.path)
     open_paths = frozenset(r.path for r in ROUTES if r.open)
     middleware = Middleware(AccessMiddleware, models.settings, models.http, say, ERRORS, paths, open_paths)
-    shared = Shared(DiskScopes(models.settings, say))
+    shared = Shared(DiskScopes(models.settings, say), models.settings)
     made = Starlette(
         routes=[Route(r.path, _endpoint(r, models, say, shared), methods=[r.method]) for r in ROUTES],
         middleware=[middleware],

@@ -117,6 +117,11 @@ class ModelPool:
         return self._services.values()
 
     @property
+    def has_vision(self) -> bool:
+        """Whether a model that was loaded reads images."""
+        return any(s.supervisor.loaded is not None and s.supervisor.loaded.vision for s in self.services)
+
+    @property
     def current(self) -> Service:
         """The most recently used model in memory; the default one if none is."""
         loaded = [s for s in self._services.values() if s.lease.state == "loaded" and not s.embeds]

@@ -27,10 +27,11 @@ class ServerSettings:
     drain_seconds: time for running requests to finish after SIGTERM. client_seconds: time for a client to
     send its request, and to read sent bytes. hosts, origins: accepted names of this server and origins of
     web pages, in addition to those of the address itself. sampling, variables, verbose: defaults of
-    requests. others: load settings of other models, with names instead of paths; None for a server of a
-    single model. models_max: models in memory at once, 0 for as many as fit. idle_seconds: idle time
-    after which a model is unloaded, 0 for never. slot_save_path: directory of slots saved by clients, ""
-    for none. embedder: load settings of an embedding model that is served next to the model, with a path;
+    requests. allow_image_urls: images of requests may be addresses on the web. others: load settings of
+    other models, with names instead of paths; None for a server of a single model. models_max: models in
+    memory at once, 0 for as many as fit. idle_seconds: idle time after which a model is unloaded, 0 for
+    never. slot_save_path: directory of slots saved by clients, "" for none. embedder: load settings of an
+    embedding model that is served next to the model, with a path;
     embedder_called: the name by which it was given. Raises UsageError.
     """
 
@@ -61,6 +62,7 @@ class ServerSettings:
     slot_save_path: str = ""
     log_prompts: bool = False
     verbose: bool = False
+    allow_image_urls: bool = False
     sampling: Mapping[str, Any] = field(default_factory=dict)
     variables: Mapping[str, Any] = field(default_factory=dict)
 

@@ -87,14 +87,14 @@ SIXTY = [
             '{"text": "a\\',
         )
     ),
-    Conversation("a picture earlier", [Say("user", ["What is this?", IMAGE]), A, V]),
+    Conversation("a picture earlier", [Say("user", [IMAGE, "What is this?"]), A, V]),
     Conversation("a sound earlier", [Say("user", [SOUND]), A, V]),
     Conversation("a file earlier", [Say("user", ["Read it.", REPORT]), A, V]),
     Conversation("a picture that was refused", [Say("user", [IMAGE]), V]),
-    Conversation("a picture as a result", [U, Answer(calls=[PARIS]), Result("call_p", ["see", IMAGE])]),
+    Conversation("a picture as a result", [U, Answer(calls=[PARIS]), Result("call_p", [IMAGE, "see"])]),
     Conversation(
         "a picture after a result",
-        [U, Answer(calls=[PARIS]), R_PARIS, Say("user", ["From the tool:", IMAGE])],
+        [U, Answer(calls=[PARIS]), R_PARIS, Say("user", [IMAGE, "From the tool."])],
     ),
     Conversation("two questions", [U, V]),
     Conversation("two questions after instructions", [S, U, V]),

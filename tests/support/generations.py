@@ -17,3 +17,10 @@ def generate(id_: int, **given: Any) -> m.Generate:
     form, value = next(((n, given.pop(n)) for n in (*_FORMS, "infill") if n in given), ("", None))
     prompt = m.ChatInput(**chat) if chat else value if form == "infill" else _FORMS[form](value)
     return m.Generate(id_, prompt, **given)
+
+
+def text_only(body: Any) -> Any:
+    """A body that was read, as a server goes on with it whose model reads text only."""
+    if getattr(body, "given_images", ()):
+        body.refuse_images("")
+    return body

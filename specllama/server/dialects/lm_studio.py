@@ -34,10 +34,11 @@ def entry(listing: ListedModel, facts: LoadInfo | ModelDetails) -> JsonObject:
     quant = facts.target.quant if isinstance(facts, LoadInfo) else facts.quant
     architecture = facts.architecture
     chats = facts.template_works if isinstance(facts, LoadInfo) else bool(facts.template)
+    kind = "vlm" if isinstance(facts, LoadInfo) and facts.vision else "llm"
     shown: JsonObject = {
         "id": listing.name,
         "object": "model",
-        "type": "embeddings" if listing.embeds or getattr(facts, "embeds", False) else "llm",
+        "type": "embeddings" if listing.embeds or getattr(facts, "embeds", False) else kind,
         "publisher": listing.model.id.partition("/")[0] if "/" in listing.model.id else "",
         "arch": architecture,
         "compatibility_type": "gguf",

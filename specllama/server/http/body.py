@@ -75,6 +75,7 @@ class Decoder:
 MAX_DEPTH = 64
 MAX_VALUES, MAX_TEXTS, MAX_CONTAINERS = 2**18, 2**16, 2**14  # of a body; keys are texts
 MAX_HELD = 16 * MAX_BYTES  # bytes of all large bodies that have arrived and are not checked yet
+IMAGE_BYTES = 32 * 1000 * 1000  # of a body, where a model reads images
 _LARGE = 64 * 1024  # bytes; larger bodies are parsed in a thread, so that other requests do not wait
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 Checked = TypeVar("Checked")
@@ -89,16 +90,22 @@ class BodyReader:
         self._turn = asyncio.Semaphore()
         self._held = 0  # bytes
 
-    async def read(self, request: Request, check: Callable[[JsonObject], Checked], seconds: float) -> Checked:
+    async def read(
+        self,
+        request: Request,
+        check: Callable[[JsonObject], Checked],
+        seconds: float,
+        most: int = MAX_BYTES,
+    ) -> Checked:
         """The result of `check` for the JSON object in a request's body, which must arrive within `seconds`;
-        sets `request.state.body_bytes`.
+        sets `request.state.body_bytes`. most: bytes of the body.
 
         Raises UsageError, BodyTooLargeError, BodyTooSlowError, BusyError while too many large bodies are
         held, and errors of `check`.
         """
         data = bytearray()
         try:
-            await self._receive(request, data, seconds)
+            await self._receive(request, data, seconds, most)
             request.state.body_bytes = len(data)
             if len(data) <= _LARGE:
                 return check(parse(data))
@@ -107,20 +114,20 @@ class BodyReader:
         finally:
             self._held -= _counted(len(data))
 
-    async def _receive(self, request: Request, data: bytearray, seconds: float) -> None:
+    async def _receive(self, request: Request, data: bytearray, seconds: float, most: int) -> None:
         """Append a decoded body to `data`. Refuses one that is too large as soon as that is known."""
         given = request.headers.get("content-length", "0")
-        if given.isascii() and given.isdigit() and int(given[:15]) > MAX_BYTES:
-            raise _too_large()
-        decoder = Decoder(request.headers.get("content-encoding", ""), MAX_BYTES)
+        if given.isascii() and given.isdigit() and int(given[:15]) > most:
+            raise _too_large(most)
+        decoder = Decoder(request.headers.get("content-encoding", ""), most)
         try:
             async with asyncio.timeout(seconds):
                 async for part in request.stream():
                     before = _counted(len(data))
                     data += decoder.push(part)
                     self._held += _counted(len(data)) - before
-                    if len(data) > MAX_BYTES:
-                        raise _too_large()
+                    if len(data) > most:
+                        raise _too_large(most)
                     if self._held > MAX_HELD:
                         raise BusyError("too many large bodies arrive at once", "ask again later")
         except TimeoutError:
@@ -130,8 +137,8 @@ class BodyReader:
         decoder.finish()
 
 
-def _too_large() -> BodyTooLargeError:
-    return BodyTooLargeError(f"the body has more than {MAX_BYTES} bytes")
+def _too_large(most: int) -> BodyTooLargeError:
+    return BodyTooLargeError(f"the body has more than {most} bytes")
 
 
 def _counted(size: int) -> int:

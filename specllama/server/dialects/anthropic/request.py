@@ -23,11 +23,13 @@ from specllama.server.dialects.shared.conversation import (
     ReadContent,
     ReadConversation,
     as_result,
+    placeholder,
     read,
     read_part,
     with_images,
 )
 from specllama.server.dialects.shared.fields import SMALL, AtMost, FieldError
+from specllama.server.dialects.shared.image_parts import replaced
 from specllama.server.dialects.shared.sampling_fields import SamplingFields, StopList
 from specllama.server.dialects.shared.structured import OutputConfig
 from specllama.server.dialects.shared.tools import needed
@@ -99,20 +101,20 @@ class MessageTurn(MessageFields):
         """Add the turn to a conversation, a user's tool results before the text. path: its field. Raises
         FieldError.
         """
-        here, pictures = f"{path}.content", with_images(ReadContent(), self.images, path)
+        here, images = f"{path}.content", with_images(ReadContent(), self.images, path)
         if self.role == "assistant":
-            _AnswerReader(conversation, here).add(self.content, self.reasoning_content or "", pictures.run)
+            _AnswerReader(conversation, here).add(self.content, self.reasoning_content or "", images.run)
         elif self.role == "user" and not isinstance(self.content, str):
-            _add_user(conversation, self.content, here, pictures)
+            _add_user(conversation, self.content, here, images)
         else:
-            conversation.say(self.role, read(self.content, here).with_more(pictures), here)
+            conversation.say(self.role, images.with_more(read(self.content, here)), here)
 
 
 def system_text(system: Texts | None) -> str:
     """The system prompt without the header that Claude Code prepends: its checksum changes with every
     request, which would defeat prefix reuse. Raises FieldError.
     """
-    texts = read(system, "system").texts
+    texts = [replaced(text, {}, placeholder("image")) for text in read(system, "system").texts]
     if texts:
         rest = _without_header(texts[0])
         texts = [*([rest] if rest else []), *texts[1:]]
@@ -125,10 +127,10 @@ def _without_header(text: str) -> str:
 
 
 def _add_user(
-    conversation: ConversationReader, blocks: Sequence[ContentBlock], path: str, pictures: ReadContent
+    conversation: ConversationReader, blocks: Sequence[ContentBlock], path: str, said: ReadContent
 ) -> None:
-    """pictures: those next to the blocks."""
-    said, has_results = ReadContent(), False
+    """said: images next to the blocks."""
+    has_results = False
     for i, block in enumerate(blocks):
         here = f"{path}[{i}]"
         if block.type in _RESULTS_OF_CLIENTS:
@@ -138,7 +140,6 @@ def _add_user(
             conversation.leave_out(block.type)
         else:
             read_part(block, here, said, "tool_result")
-    said = said.with_more(pictures)
     if said.texts or not has_results:
         conversation.say("user", said, path)
 
@@ -153,15 +154,15 @@ class _AnswerReader:
         self._thoughts: list[str] = []
         self._ended = self._left_out = False
 
-    def add(self, content: str | Sequence[ContentBlock], thought: str, pictures: str) -> None:
-        """Add the turn. thought, pictures: reasoning and placeholders next to its content."""
+    def add(self, content: str | Sequence[ContentBlock], thought: str, images: str) -> None:
+        """Add the turn. thought, images: reasoning and marks next to its content."""
         self._thoughts += filter(None, [thought])
         if isinstance(content, str):
             self._texts[-1] = content
         else:
             for i, block in enumerate(content):
                 self._block(block, f"{self._path}[{i}]")
-        self._texts[-1] += pictures
+        self._texts[-1] += images
         if self._has_more or not (self._ended or self._left_out):
             self._end()
 

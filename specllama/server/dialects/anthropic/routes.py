@@ -261,6 +261,7 @@ async def count_tokens(api: ApiRequest) -> Response:
     body = await api.body(CountRequest)
     body.check_roles(api.header("anthropic-beta"))
     api.check_model(body.model)
+    await api.read_images(body)
     return JSONResponse({"input_tokens": await api.prompt_length(body.chat_input(api.settings.variables))})
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Annotated, Any, ClassVar
 
-from pydantic import Field
+from pydantic import Field, PrivateAttr
 
 from specllama.client import protocol
 from specllama.client.protocol import CandidateLogprob, PositionLogprobs
@@ -22,6 +22,7 @@ from specllama.server.dialects.shared.figures import (
     running_timings,
     trace_of,
 )
+from specllama.server.dialects.shared.image_parts import GivenImage, given_image, pair_markers, replaced
 from specllama.server.dialects.shared.sampling_fields import (
     MAX_CHOICES,
     MAX_N,
@@ -219,10 +220,22 @@ _ALIASES = {
 
 
 class PromptObject(Body):
-    """A prompt whose text is in a field; images and sound are not supported."""
+    """A prompt whose text is in a field. multimodal_data: images in base64, one for each marker in it."""
 
     prompt_string: str | Mixed
-    multimodal_data: Annotated[list[Any], AtMost(0)] | None = None
+    multimodal_data: Annotated[list[str], AtMost(MAX_PARTS)] | None = None
+
+    def marked(self, field: str) -> tuple[str | list[Any], list[GivenImage]]:
+        """The prompt with marks in place of its markers, and its images. field: their path. Raises
+        FieldError.
+        """
+        given = [given_image(field, field, text) for text in self.multimodal_data or ()]
+        if isinstance(self.prompt_string, str):
+            # Without images markers are a text like others.
+            return pair_markers(self.prompt_string, given, field) if given else self.prompt_string, given
+        if given:
+            raise FieldError(f"{field}: the prompt must then be one text, not ids", field)
+        return self.prompt_string, given
 
 
 Prompts = Annotated[list[str | Id | PromptObject | Mixed], AtMost(MAX_PARTS, 1), WHOLE_ITEMS]
@@ -241,6 +254,9 @@ class NativeRequest(SamplingFields):
         Annotated[list[Annotated[str, Field(max_length=MAX_FIELD_CHARS)]], AtMost(MAX_RESPONSE_FIELDS)] | None
     ) = None
     aliases: ClassVar[Mapping[str, str]] = {**SamplingFields.aliases, **_ALIASES}
+    _made: list[str | list[Any]] | None = PrivateAttr(None)
+    _sent_images: list[GivenImage] = PrivateAttr([])
+    _images: Sequence[protocol.Image] = PrivateAttr(())
 
     def shows(self, field: str) -> bool:
         """Whether the answer includes this field."""
@@ -265,28 +281,50 @@ class NativeRequest(SamplingFields):
         if len(prompts) > MAX_PROMPTS or len(prompts) * self.n_cmpl > MAX_CHOICES:
             most = f"{MAX_PROMPTS} prompts and {MAX_CHOICES} answers"
             raise FieldError(f"prompt: at most {most}", "prompt")
-        return [_input(prompt) for prompt in prompts]
+        return [self._input(prompt) for prompt in prompts]
+
+    @property
+    def logged(self) -> Any:
+        return self._prompts()
+
+    @property
+    def given_images(self) -> Sequence[GivenImage]:
+        self._prompts()
+        return self._sent_images
+
+    def place_images(self, texts: Mapping[int, str], images: Sequence[protocol.Image]) -> None:
+        self._made = [replaced(p, texts, "") if isinstance(p, str) else p for p in self._prompts()]
+        self._images = images
+
+    def refuse_images(self, how: str) -> None:
+        field = self._sent_images[0].param
+        raise FieldError(f"{field}: this model reads text only and could not process images; {how}", field)
 
     def _prompts(self) -> list[str | list[Any]]:
-        """Each a text, or a list of texts and ids."""
+        """Each a text, with marks for its images, or a list of texts and ids. Raises FieldError."""
+        if self._made is not None:
+            return self._made
         given: Any = self.prompt
-        if not isinstance(given, list) or any(isinstance(item, int) for item in given):
-            given = [given]
-        prompts = [one.prompt_string if isinstance(one, PromptObject) else one for one in given]
-        for one in prompts:
+        alone = not isinstance(given, list) or any(isinstance(item, int) for item in given)
+        made: list[str | list[Any]] = []
+        for i, one in enumerate([given] if alone else given):
+            if isinstance(one, PromptObject):
+                one, images = one.marked(f"prompt{'' if alone else f'[{i}]'}.multimodal_data")
+                self._sent_images += images
             if isinstance(one, list) and not all(isinstance(item, (int, str)) for item in one):
                 raise FieldError("prompt: ids can be mixed with texts only", "prompt")
             if isinstance(one, list) and sum(isinstance(item, str) for item in one) > MAX_TEXTS:
                 raise FieldError(f"prompt: at most {MAX_TEXTS} texts among ids", "prompt")
-        return prompts
+            made.append(one)
+        self._made = made
+        return made
 
-
-def _input(prompt: str | list[Any]) -> protocol.PromptInput:
-    if isinstance(prompt, str):
-        return protocol.TextInput(prompt)
-    if all(isinstance(item, int) for item in prompt):
-        return protocol.TokenInput(prompt)
-    return protocol.MixedInput(list(_parts(prompt)))
+    def _input(self, prompt: str | list[Any]) -> protocol.PromptInput:
+        if isinstance(prompt, str):
+            return protocol.TextInput(prompt, [image for image in self._images if image.marker in prompt])
+        if all(isinstance(item, int) for item in prompt):
+            return protocol.TokenInput(prompt)
+        return protocol.MixedInput(list(_parts(prompt)))
 
 
 def _parts(prompt: list[Any]) -> Iterable[str | list[int]]:

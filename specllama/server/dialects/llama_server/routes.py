@@ -28,6 +28,7 @@ from specllama.server.dialects.shared.chat_fields import TemplateInput
 from specllama.server.dialects.shared.embedding import RerankRequest, embeddings, rerank
 from specllama.server.dialects.shared.fields import AtMost, RequestBody
 from specllama.server.dialects.shared.figures import generation_settings
+from specllama.server.dialects.shared.image_parts import MEDIA_MARKER
 from specllama.server.dialects.shared.sampling_fields import ModelName
 from specllama.server.dialects.shared.writer import error_body
 from specllama.server.http.body import MAX_VALUES
@@ -38,7 +39,6 @@ from specllama.server.service import SHUTTING_DOWN
 # The JSON of /props, /slots and /tokenize, as llama-server's clients read it.
 
 
-_MODALITIES = {"vision": False, "audio": False}
 _STORED = tuple(p for p in PARAMETERS.values() if p.has_plain_value)
 _PARAMS = tuple(p.name for p in _STORED)
 _KINDS = {int: "integer", float: "number", bool: "boolean", str: "text"}
@@ -63,7 +63,8 @@ def props_of(
         "model_alias": ",".join(names),
         "model_path": os.path.abspath(info.target.path),
         "draft_model_path": os.path.abspath(info.draft.path) if info.draft else None,
-        "modalities": _MODALITIES,
+        "modalities": {"vision": info.vision, "audio": False, "video": False},
+        "media_marker": MEDIA_MARKER,
         "chat_template": info.template,
         "chat_template_caps": _capabilities(info),
         "model_ftype": info.target.quant,
@@ -316,11 +317,11 @@ async def infill(api: ApiRequest) -> Response:
 
 async def _answer(api: ApiRequest, body: NativeRequest) -> Response:
     api.check_model(body.model)
-    supervisor = api.supervisor
+    supervisor, drafts = api.supervisor, body.speculation.enabled  # not the body: it may be large
 
     def facts() -> tuple[Sequence[int], Sequence[str]]:
         info = supervisor.info
-        return info.end_ids, info.drafters if body.speculation.enabled else ()
+        return info.end_ids, info.drafters if drafts else ()
 
     return await api.answer(body, lambda options: NativeWriter(options, body.native_options(facts)))
 
@@ -409,6 +410,7 @@ async def detokenize(api: ApiRequest) -> Response:
 async def apply_template(api: ApiRequest) -> Response:
     body = await api.body(TemplateRequest)
     api.check_model(body.model)
+    await api.read_images(body, MEDIA_MARKER)
     chat = body.chat_input(api.settings.variables)
     return await _text(api, partial(protocol.Render, chat=chat), b"prompt")
 

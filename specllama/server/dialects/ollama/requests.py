@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, PrivateAttr, model_validator
 
 from specllama.client import protocol
 from specllama.core.sampling.params import UNTIL_CONTEXT_FULL, UNTIL_STOP
@@ -27,6 +27,7 @@ from specllama.server.dialects.shared.fields import (
     as_options,
     supported,
 )
+from specllama.server.dialects.shared.image_parts import GivenImage, image_beside
 from specllama.server.dialects.shared.sampling_fields import (
     GenerationFields,
     KeepAlive,
@@ -160,13 +161,28 @@ class OllamaGenerateRequest(OllamaRequest):
     template: str = ""
     context: Annotated[list[int], AtMost(MAX_VALUES), WHOLE_ITEMS] = Field([])
     images: Annotated[list[Any], AtMost(MAX_IMAGES)] = Field([])
+    _sent_images: list[GivenImage] = PrivateAttr([])
+    _images: Sequence[protocol.Image] = PrivateAttr(())
 
-    def model_post_init(self, _context: Any) -> None:
+    @property
+    def given_images(self) -> Sequence[GivenImage]:
+        return self._sent_images
+
+    def place_images(self, texts: Mapping[int, str], images: Sequence[protocol.Image]) -> None:
+        self.prompt = "".join(texts[image.number] for image in self._sent_images) + self.prompt
+        self._sent_images, self._images = [], images
+
+    def refuse_images(self, how: str) -> None:
+        message = f"images: this model reads text only and could not process image input; {how}"
+        raise FieldError(message, "images")
+
+    def model_post_init(self, context: Any) -> None:
         """Raises FieldError."""
+        super().model_post_init(context)
         self.check()
-        if self.images:
-            message = "images: this model reads text only and could not process image input"
-            raise FieldError(message, "images")
+        self._sent_images = [image_beside(image, "images") for image in self.images]
+        if self.images and self.suffix:
+            raise FieldError("images: a gap in a text is filled without any", "images")
         if self.template:
             raise FieldError("template: the template is set where the server is started", "template")
         if self.context:
@@ -187,10 +203,10 @@ class OllamaGenerateRequest(OllamaRequest):
         if self.suffix:
             return [protocol.Infill(self.prompt, self.suffix)]
         if self.raw:
-            return [protocol.TextInput(self.prompt)]
+            return [protocol.TextInput(self.prompt, list(self._images))]
         system = [{"role": "system", "content": self.system}] if self.system else []
         asked = [*system, {"role": "user", "content": self.prompt}]
-        return [protocol.ChatInput(asked, self.template_variables(server))]
+        return [protocol.ChatInput(asked, self.template_variables(server), images=list(self._images))]
 
 
 class EmbedRequest(RequestBody):

@@ -192,7 +192,7 @@ async def chat(api: ApiRequest) -> Response:
 async def generate(api: ApiRequest) -> Response:
     body = await api.body(OllamaGenerateRequest)
     info = await _info(api, body)
-    if not body.prompt and not body.suffix:
+    if not body.prompt and not body.suffix and not body.images:
         return await _loaded(api, body, chat=False)
     if body.suffix and not info.infill:
         name = body.model or api.service.name
@@ -339,7 +339,8 @@ def capabilities(info: LoadInfo | ModelDetails) -> list[str]:
         works, reasons, fills = info.template_works, info.template_reasons, info.infill
     else:
         works, reasons, fills = bool(info.template), info.reasons, False
-    more = {"tools": works, "insert": fills, "thinking": works and reasons}
+    sees = isinstance(info, LoadInfo) and info.vision
+    more = {"tools": works, "insert": fills, "thinking": works and reasons, "vision": sees}
     return ["completion", *(name for name, has in more.items() if has)]
 
 

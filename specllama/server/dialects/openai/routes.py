@@ -99,6 +99,7 @@ async def model(api: ApiRequest) -> Response:
 async def _length(api: ApiRequest, model: type[ChatRequest | ResponsesRequest]) -> Response:
     body = await api.body(model)
     api.check_model(body.model)
+    await api.read_images(body)
     body.generations(api.settings.sampling, api.settings.variables)  # raises the same errors
     n = await api.prompt_length(body.chat_input(api.settings.variables))
     return JSONResponse({"object": "response.input_tokens", "input_tokens": n})
@@ -144,6 +145,8 @@ def model_entry(model: ListedModel) -> JsonObject:
     }
     if info is not None:
         entry["max_model_len"] = entry["context_length"] = info.n_ctx
+        inputs = ["text", "image"] if info.vision else ["text"]
+        entry["architecture"] = {"input_modalities": inputs, "output_modalities": ["text"]}
     return entry
 
 

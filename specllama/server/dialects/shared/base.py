@@ -19,20 +19,25 @@ from starlette.responses import Response
 
 from specllama.client import protocol
 from specllama.client.model_info import LoadInfo
+from specllama.config.text_file import MAX_BYTES
 from specllama.json_types import JsonObject
 from specllama.server.dialects.shared.conversation import ReadConversation
 from specllama.server.dialects.shared.fields import Model, checked
+from specllama.server.dialects.shared.image_parts import HasImages
 from specllama.server.dialects.shared.sampling_fields import GenerationFields
 from specllama.server.dialects.shared.tools import RequestTools
 from specllama.server.dialects.shared.writer import AnswerOptions, AnswerWriter
 from specllama.server.events import to_json
-from specllama.server.http.body import BodyReader
+from specllama.server.http.body import IMAGE_BYTES, BodyReader
 from specllama.server.http.errors import ClientGoneError, ErrorBody, ForbiddenError
+from specllama.server.image_reader import ImageReader
 from specllama.server.models import ModelPool
 from specllama.server.requests import RequestStream, StreamingResponse, disconnected
 from specllama.server.service import DiskScopes, Service
+from specllama.server.settings import ServerSettings
 from specllama.server.supervisor import Say, Supervisor
 
+NO_PROJECTOR = "to read images, start the server with --mmproj and the model's projector, mmproj-….gguf"
 _MAX_NOTED = 1024  # fields whose names are kept
 
 
@@ -113,12 +118,12 @@ def _plain(item: Mapping[str, Any]) -> JsonObject:
 
 
 class Shared:
-    """State shared by all requests. bodies: reads request bodies. noted: ignored fields already logged.
-    scopes: access to prompts on disk.
+    """State shared by all requests. bodies: reads request bodies. images: decodes images. noted: ignored
+    fields already logged. scopes: access to prompts on disk.
     """
 
-    def __init__(self, scopes: DiskScopes) -> None:
-        self.scopes = scopes
+    def __init__(self, scopes: DiskScopes, settings: ServerSettings) -> None:
+        self.scopes, self.images = scopes, ImageReader(settings.allow_image_urls)
         self.bodies, self.recent_items = BodyReader(), RecentItems()
         self.noted = set[str]()
 
@@ -193,7 +198,8 @@ class ApiRequest:
         applied before validation. Raises UsageError, which names the field.
         """
         bodies, seconds = self._shared.bodies, self.settings.client_seconds
-        body = await bodies.read(self._http, lambda data: checked(model, prepared(data)), seconds)
+        most = IMAGE_BYTES if self.models.has_vision else MAX_BYTES
+        body = await bodies.read(self._http, lambda data: checked(model, prepared(data)), seconds, most)
         noted = self._shared.noted
         new = [name for name in body.ignored_fields if name not in noted]
         if new and len(noted) < _MAX_NOTED:
@@ -263,6 +269,24 @@ class ApiRequest:
         jobs = (job for service in self.models.services for job in service.jobs)
         return next((j for j in jobs if j.answer_id == answer_id and j.owner == self.owner and j.begun), None)
 
+    async def read_images(self, body: HasImages, marker: str = "") -> None:
+        """Put the images of a body into its prompt, or words in their place for a model that reads text only;
+        loads the model if there are any. marker: stands for each, none of which is decoded then. Raises
+        FieldError, errors of the load, and what ImageReader raises.
+        """
+        given = body.given_images
+        if not given:
+            return
+        info = await self.supervisor.load()
+        if not info.vision:
+            body.refuse_images(NO_PROJECTOR)
+        elif marker:
+            body.place_images({one.number: marker for one in given}, ())
+        else:
+            images = await self._shared.images.read(given)
+            texts = {one.number: image.marker for one, image in zip(given, images, strict=True)}
+            body.place_images(texts, images)
+
     async def prompt_length(self, chat: protocol.ChatInput) -> int:
         """Number of tokens of the prompt of a chat. Raises the errors that generating would raise."""
         question = partial(protocol.CountTokens, chat=chat)
@@ -298,6 +322,7 @@ class ApiRequest:
         """
         self.check_model(body.model or None)
         await self.models.check_writes(self.service)
+        await self.read_images(body)
         requests = self._requests(body)
         self.log_prompt(body.logged)
         options = body.answer_options(self.service.name, request_id=self.id)

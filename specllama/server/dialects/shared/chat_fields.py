@@ -26,6 +26,7 @@ from specllama.server.dialects.shared.conversation import (
     with_images,
 )
 from specllama.server.dialects.shared.fields import SMALL, AtMost, Body, FieldError
+from specllama.server.dialects.shared.image_parts import GivenImage
 from specllama.server.dialects.shared.structured import NestedFields, Word
 from specllama.server.dialects.shared.tools import MAX_CALLS, Name, ToolFields
 from specllama.server.events import ReasoningFormat
@@ -236,6 +237,7 @@ class ConversationFields(ThinkingFields, ToolFields):
     """A conversation with its tools, and the variables of its chat template."""
 
     _turns: ReadConversation = PrivateAttr()
+    _images: Sequence[protocol.Image] = PrivateAttr(())
 
     @model_validator(mode="after")
     def _read(self) -> Self:
@@ -253,6 +255,19 @@ class ConversationFields(ThinkingFields, ToolFields):
         return self._turns
 
     @property
+    def given_images(self) -> Sequence[GivenImage]:
+        """See HasImages."""
+        return self._turns.images
+
+    def place_images(self, texts: Mapping[int, str], images: Sequence[protocol.Image]) -> None:
+        """See HasImages."""
+        self._turns, self._images = self._turns.placed(texts), images
+
+    def refuse_images(self, how: str) -> None:
+        """See HasImages."""
+        self._turns = self._turns.without_images(how)
+
+    @property
     def logged(self) -> Any:
         """The prompts for the log."""
         return self._turns.messages
@@ -266,7 +281,10 @@ class ConversationFields(ThinkingFields, ToolFields):
         """The prompt. server: the server's variables. Raises FieldError."""
         turns, variables = self._turns, self.template_variables(server)
         tools = self.request_tools.allowed
-        return protocol.ChatInput(turns.messages, variables, tools, turns.prefix, turns.thought)
+        images = list(self._images)
+        return protocol.ChatInput(
+            turns.messages, variables, tools, turns.prefix, turns.thought, images=images
+        )
 
     def prompts(self, server: Mapping[str, Any]) -> Sequence[protocol.PromptInput]:
         """See GenerationFields."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections import Counter, defaultdict, deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, NamedTuple, TypeAlias
 
 from pydantic import Field, model_validator
@@ -19,9 +19,16 @@ from specllama.calls.history import cut_off_arguments, in_call_order
 from specllama.errors import UsageError
 from specllama.json_types import JsonObject
 from specllama.server.dialects.shared.fields import MAX_NAMED, AtMost, Body, FieldError
+from specllama.server.dialects.shared.image_parts import (
+    GivenImage,
+    ImagePart,
+    image_beside,
+    replaced,
+    replaced_in,
+)
 from specllama.server.http.body import MAX_CONTAINERS, MAX_VALUES, check_depth, parse
 
-# Contents of messages of all APIs: their parts, of which the model reads the text. Pictures, sound and files
+# Contents of messages of all APIs: their parts, of which the model reads texts and images. Sound and files
 # become placeholders; reasoning is found in parts, and in fields next to the content.
 
 
@@ -64,10 +71,10 @@ HasText: TypeAlias = "InnerText | ContentPart"
 
 
 class Source(Body):
-    """The source of a document: may itself be text, or parts."""
+    """The source of a document, which may itself be text, or parts, or of an image."""
 
-    unnamed = frozenset({"url", "file_id"})
-
+    url: str = ""
+    file_id: Name = ""
     data: str = ""
     content: str | Annotated[list[InnerText], AtMost(MAX_PARTS)] = ""
     media_type: Name = ""
@@ -78,13 +85,13 @@ class Source(Body):
         return self.data if self.type == "text" else joined(self.content)
 
 
-class ContentPart(Body):
+class ContentPart(ImagePart):
     """One part of a content, of any API. Its type determines which fields count."""
 
     unnamed = frozenset(
         {
-            "annotations", "logprobs", "cache_control", "citations", "signature", "data", "detail", "format",
-            "image_url", "input_audio", "audio_url", "video_url", "file_id", "file_data", "file_url", "id",
+            "annotations", "logprobs", "cache_control", "citations", "signature", "detail", "format",
+            "input_audio", "audio_url", "video_url", "file_data", "file_url", "id",
             "index", "status", "caller", "partial", "provider_specific_fields", "extra_content",
         }
     )  # fmt: skip
@@ -123,8 +130,8 @@ Content = str | Annotated[list[ContentPart], AtMost(MAX_PARTS)]
 
 
 class MediaPart(NamedTuple):
-    """A picture, sound or file. param: the field at fault if it cannot be used. path: of the part, ending
-    in its type. kind: what it is.
+    """Sound or a file. param: the field at fault if it cannot be used. path: of the part, ending in its type.
+    kind: what it is.
     """
 
     param: str
@@ -134,13 +141,19 @@ class MediaPart(NamedTuple):
 
 @dataclass(slots=True)
 class ReadContent:
-    """A content after reading. texts: its parts in order, with placeholders for media. thoughts: its
-    reasoning. media: parts that the model cannot read.
+    """A content after reading. texts: its parts in order, with placeholders for media and marks for images.
+    thoughts: its reasoning. media: parts that no model here can read. images: in order.
     """
 
     texts: list[str] = field(default_factory=list)
     thoughts: list[str] = field(default_factory=list)
     media: list[MediaPart] = field(default_factory=list)
+    images: list[GivenImage] = field(default_factory=list)
+
+    def add(self, image: GivenImage) -> None:
+        """Add an image after the texts so far."""
+        self.texts.append(image.mark)
+        self.images.append(image)
 
     @property
     def lines(self) -> str:
@@ -154,7 +167,12 @@ class ReadContent:
 
     def with_more(self, other: ReadContent) -> ReadContent:
         """This content followed by another."""
-        return ReadContent(self.texts + other.texts, self.thoughts + other.thoughts, self.media + other.media)
+        return ReadContent(
+            self.texts + other.texts,
+            self.thoughts + other.thoughts,
+            self.media + other.media,
+            self.images + other.images,
+        )
 
 
 def as_result(value: Any, known: Collection[str] = ()) -> Any:
@@ -188,7 +206,7 @@ def _json_text(value: Any) -> str:
 
 
 def placeholder(kind: str, name: str = "") -> str:
-    """The text that replaces a picture, sound or file for the model."""
+    """The text that replaces an image, sound or a file for the model."""
     shown = " ".join(name.split())[:200]
     return f"[{kind}{f' {shown}' if shown else ''} left out: this model reads text only]"
 
@@ -204,12 +222,11 @@ def read(content: str | Sequence[ContentPart] | None, path: str) -> ReadContent:
 
 
 def with_images(content: ReadContent, images: Sequence[Any] | None, path: str) -> ReadContent:
-    """A content with the images of its message. path: of the message."""
-    field = f"{path}.images"
-    for _ in images or ():
-        content.texts.append(placeholder("image"))
-        content.media.append(MediaPart(field, field, "image"))
-    return content
+    """A content after the images of its message, which stand before it as in Ollama. path: of the message."""
+    first, field = ReadContent(), f"{path}.images"
+    for image in images or ():
+        first.add(image_beside(image, field))
+    return first.with_more(content)
 
 
 def read_part(part: ContentPart, path: str, content: ReadContent, known: str = "") -> None:
@@ -222,8 +239,9 @@ def read_part(part: ContentPart, path: str, content: ReadContent, known: str = "
         pass
     elif part.type == "search_result" or (part.type in _MEDIA and part.document):
         content.texts.append("\n".join(filter(None, (part.called, part.document))))
-    elif part.type in _MEDIA:
-        kind = _MEDIA[part.type]
+    elif (kind := _MEDIA.get(part.type)) == "image":
+        content.add(part.image_at(path, part.type, part.source))
+    elif kind is not None:
         content.texts.append(placeholder(kind, part.called))
         content.media.append(MediaPart(f"{path}.type", f"{path}.{part.type}", kind))
     else:
@@ -395,13 +413,30 @@ class GivenCall:
 @dataclass(frozen=True, slots=True)
 class ReadConversation:
     """messages: for chat templates. prefix, thought: text and reasoning of the answer to continue, "" for
-    none. left_out: number of dropped items by type.
+    none. left_out: number of dropped items by type. images: in order; the messages have their marks.
+    new_images: those that a model which reads text only must refuse.
     """
 
     messages: list[JsonObject]
     prefix: str = ""
     thought: str = ""
     left_out: Mapping[str, int] = field(default_factory=dict)
+    images: Sequence[GivenImage] = ()
+    new_images: Sequence[GivenImage] = ()
+
+    def placed(self, texts: Mapping[int, str]) -> ReadConversation:
+        """The same with these texts in place of the images' marks, by number."""
+        messages = replaced_in(self.messages, texts, placeholder("image"))
+        return replace(self, messages=messages, images=(), new_images=())
+
+    def without_images(self, how: str = "") -> ReadConversation:
+        """The same with words in place of the images, for a model that reads text only. how: what would help.
+        Raises FieldError for images in the last turn; earlier ones, and those after a result, have words.
+        """
+        for image in self.new_images[:1]:
+            more = f"; {how}" if how else ""
+            raise FieldError(f"{image.path}: {_NEW_MEDIA.format(kind='image')}{more}", image.param)
+        return self.placed({})
 
     @property
     def note(self) -> str:
@@ -419,6 +454,8 @@ class ConversationReader:
         self._left_out: Counter[str] = Counter()
         self._gone = set[str]()  # ids of calls that are left out
         self._media: list[MediaPart] = []  # of the last message
+        self._new_images: list[GivenImage] = []  # of the last message
+        self._images: list[GivenImage] = []
 
     @property
     def n_messages(self) -> int:
@@ -443,18 +480,18 @@ class ConversationReader:
         calls: Sequence[GivenCall] = (),
         name: str | None = None,
     ) -> None:
-        """Add an answer. thought: reasoning in addition to that in the content."""
+        """Add an answer. thought: reasoning in addition to that in the content. Images in it have words."""
         parsed = content if isinstance(content, ReadContent) else read(content, path)
         self._calls.begin_turn()
-        message: JsonObject = {"role": "assistant", "content": parsed.run}
+        message: JsonObject = {"role": "assistant", "content": replaced(parsed.run, {}, placeholder("image"))}
         if name:
             message["name"] = name
         if reasoning := thought or "".join(parsed.thoughts):
-            message["reasoning_content"] = reasoning
+            message["reasoning_content"] = replaced(reasoning, {}, placeholder("image"))
         if made := [one for call in calls if (one := self._call(call)) is not None]:
             message["tool_calls"] = made
         if parsed.run or len(message) > 2 or not calls:  # of calls that were left out nothing remains
-            self._add(message, parsed)
+            self._add(message, ReadContent())
 
     def result(
         self,
@@ -481,7 +518,7 @@ class ConversationReader:
         message: JsonObject = {"role": "tool", "content": text, "tool_call_id": call[0]}
         if call[1]:
             message["name"] = call[1]
-        self._add(message, ReadContent())
+        self._add(message, ReadContent(images=parsed.images))
 
     def leave_out(self, kind: str, *ids: str | None) -> None:
         """Count a dropped item. ids: those of a call, whose result is dropped too."""
@@ -492,12 +529,12 @@ class ConversationReader:
         self, continues: bool = True, open_calls: bool = False, path: str = "messages"
     ) -> ReadConversation:
         """The conversation. continues: an answer at the end is continued. open_calls: the calls of that
-        answer may lack results. path: of the turns in the body. Raises FieldError for a picture or file in
-        the last turn; earlier ones, and those after a result, have placeholders.
+        answer may lack results. path: of the turns in the body. Raises FieldError for sound or a file in the
+        last turn; earlier ones, and those after a result, have placeholders.
         """
         messages = self._messages
-        if self._media and len(messages) > 1 and messages[-2]["role"] == "tool":
-            self._media = []
+        if len(messages) > 1 and messages[-2]["role"] == "tool":
+            self._media, self._new_images = [], []
         if self._media:
             first = self._media[0]
             raise FieldError(f"{first.path}: {_NEW_MEDIA.format(kind=first.kind)}", first.param)
@@ -514,11 +551,14 @@ class ConversationReader:
         self, messages: list[JsonObject], prefix: str = "", thought: str = ""
     ) -> ReadConversation:
         in_order = in_call_order([dict(message) for message in messages])
-        return ReadConversation(in_order, prefix, thought, dict(self._left_out))
+        images = self._images, self._new_images
+        return ReadConversation(in_order, prefix, thought, dict(self._left_out), *images)
 
     def _add(self, message: JsonObject, content: ReadContent) -> None:
         self._messages.append(message)
-        self._media = content.media if message["role"] == "user" else []
+        said = message["role"] == "user"
+        self._media, self._new_images = (content.media, content.images) if said else ([], [])
+        self._images += content.images
 
     def _call(self, call: GivenCall) -> JsonObject | None:
         try:

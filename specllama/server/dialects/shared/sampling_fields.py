@@ -37,6 +37,7 @@ from specllama.server.dialects.shared.fields import (
     renamed,
     with_options,
 )
+from specllama.server.dialects.shared.image_parts import GivenImage
 from specllama.server.dialects.shared.structured import Restriction, StructuredFields
 from specllama.server.dialects.shared.writer import AnswerOptions
 from specllama.server.events import ReasoningFormat
@@ -422,6 +423,19 @@ class GenerationFields(StructuredFields, LogprobFields):
             ignored=self.ignored_fields,
             **more,
         )
+
+    @property
+    def given_images(self) -> Sequence[GivenImage]:
+        """See HasImages."""
+        return ()
+
+    def place_images(self, texts: Mapping[int, str], images: Sequence[protocol.Image]) -> None:
+        """See HasImages."""
+        raise NotImplementedError
+
+    def refuse_images(self, how: str) -> None:
+        """See HasImages."""
+        raise NotImplementedError
 
     @property
     def kept(self) -> bool:

@@ -18,6 +18,7 @@ from tests.support.conversations import (
     WRITERS,
     Conversation,
 )
+from tests.support.generations import text_only
 from tests.support.rendering import Rendering
 from tests.support.strict_templates import TEMPLATES
 
@@ -31,7 +32,7 @@ MODELS: dict[str, Any] = {
 
 def asked(api: str, body: dict[str, Any]) -> protocol.Generate:
     """The engine's request for a body of an API."""
-    return checked(MODELS[api], body).generations({}, {})[0]
+    return text_only(checked(MODELS[api], body)).generations({}, {})[0]
 
 
 RENDERINGS = {name: Rendering(source) for name, source in TEMPLATES.items()}

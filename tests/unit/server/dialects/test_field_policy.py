@@ -15,6 +15,7 @@ from specllama.server.dialects.ollama.requests import OllamaChatRequest, OllamaG
 from specllama.server.dialects.openai.completions import ChatRequest, CompletionRequest
 from specllama.server.dialects.openai.responses.request import ResponsesRequest
 from specllama.server.dialects.shared.fields import MAX_NAMED, FieldError, checked
+from tests.support.generations import text_only
 
 Q = [{"role": "user", "content": "hi"}]
 CHATS: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -41,7 +42,7 @@ def body(api: str, **fields: Any) -> Any:
 
 
 def asked(api: str, **fields: Any) -> protocol.Generate:
-    return body(api, **fields).generations({}, {})[0]
+    return text_only(body(api, **fields)).generations({}, {})[0]
 
 
 @every

@@ -205,7 +205,7 @@ def test_images_next_to_the_content(api: str) -> None:
     user, seen = {"role": "user", "content": "hi"}, {"role": "user", "content": "look", "images": ["aGk="]}
     generation = asked(api, **conversation(api, seen, {"role": "assistant", "content": "ho"}, user))
     assert generation.chat.messages is not None
-    assert generation.chat.messages[0]["content"] == "look\n[image left out: this model reads text only]"
+    assert generation.chat.messages[0]["content"] == "[image left out: this model reads text only]\nlook"
     field = "input" if api == "responses" else "messages"
     with pytest.raises(FieldError, match="could not process image input") as error:
         asked(api, **conversation(api, seen))

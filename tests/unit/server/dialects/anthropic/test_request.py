@@ -25,6 +25,7 @@ from specllama.server.dialects.anthropic.request import CountRequest, MessagesRe
 from specllama.server.dialects.anthropic.routes import error_body
 from specllama.server.dialects.shared.fields import FieldError, checked
 from specllama.server.http.errors import BodyTooLargeError, BodyTooSlowError, MethodError, WrongOriginError
+from tests.support.generations import text_only
 
 ASKED: dict[str, Any] = {"role": "user", "content": "What?"}
 SCHEMA = {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]}
@@ -36,7 +37,7 @@ USE = {"type": "tool_use", "id": "toolu_1", "name": "read", "input": {"path": "a
 
 def request(*messages: dict[str, Any], **fields: Any) -> protocol.Generate:
     body = {"max_tokens": 5, "messages": list(messages) or [ASKED], **fields}
-    return checked(MessagesRequest, body).generations({}, {})[0]
+    return text_only(checked(MessagesRequest, body)).generations({}, {})[0]
 
 
 def result(content: Any = None, **fields: Any) -> dict[str, Any]:
@@ -46,7 +47,7 @@ def result(content: Any = None, **fields: Any) -> dict[str, Any]:
 
 def refused(body: dict[str, Any], model: Any = MessagesRequest) -> str:
     def read() -> None:
-        read_body = checked(model, body)
+        read_body = text_only(checked(model, body))
         read_body.generations({}, {})[0] if model is MessagesRequest else read_body.chat_input({})
 
     with pytest.raises(FieldError) as error:

@@ -16,6 +16,7 @@ from specllama.server.app import ERRORS
 from specllama.server.dialects.ollama import routes
 from specllama.server.dialects.ollama.requests import OllamaChatRequest, OllamaGenerateRequest, ShowRequest
 from specllama.server.dialects.shared.fields import FieldError, checked
+from tests.support.generations import text_only
 from tests.support.loads import load_info
 
 ASKED = [{"role": "user", "content": "x"}]
@@ -24,11 +25,12 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "ob
 
 def chat(**fields: Any):
     """The engine's request for these fields of a chat."""
-    return checked(OllamaChatRequest, {"messages": ASKED, **fields}).generations({}, {})[0]
+    body = checked(OllamaChatRequest, {"messages": ASKED, **fields})
+    return text_only(body).generations({}, {})[0]
 
 
 def generate(templated: bool = True, **fields: Any):
-    body = checked(OllamaGenerateRequest, {"prompt": "x", **fields})
+    body = text_only(checked(OllamaGenerateRequest, {"prompt": "x", **fields}))
     if not templated:
         body.without_template()
     return body.generations({}, {})[0]

@@ -11,6 +11,7 @@ from specllama.client import protocol
 from specllama.server.dialects.openai.responses.request import ResponsesRequest
 from specllama.server.dialects.shared.fields import FieldError, checked
 from tests.support.codex import codex_request
+from tests.support.generations import text_only
 
 USER = {"role": "user", "content": "x"}
 FUNCTION = {
@@ -352,7 +353,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
 @pytest.mark.parametrize(("fields", "param", "needle"), REFUSED, ids=[f"{p}-{n}" for _, p, n in REFUSED])
 def test_refusals(fields: dict[str, Any], param: str, needle: str) -> None:
     with pytest.raises(FieldError, match=needle) as caught:
-        checked(ResponsesRequest, {"input": "x", **fields}).generations({}, {})[0]
+        text_only(checked(ResponsesRequest, {"input": "x", **fields})).generations({}, {})[0]
     assert caught.value.details["param"] == param
 
 

@@ -1,0 +1,142 @@
+"""Images in the prompts of requests: where they stand, and what is put in their place.
+
+A request is read before its model is known, and no image is decoded before that. Until then each has a mark
+in the text, which becomes the marker of the decoded image, or words for a model that reads text only.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Protocol
+
+from pydantic import BeforeValidator
+
+from specllama.client.prompt_input import Image
+from specllama.json_types import JsonObject
+from specllama.server.dialects.shared.fields import Body, FieldError
+
+MEDIA_MARKER = "<__media__>"
+"""Stands for an image in a raw prompt, as in llama-server, whose clients learn it from /props."""
+_KEY = secrets.token_hex(12)  # of this process: no text of a client has marks
+_numbers = itertools.count()
+# Texts are joined by line breaks, but nothing stands between a text and an image.
+_MARK = re.compile(rf"(\n?)<image {_KEY} (\d+)>(\n?)")
+_STORED = "no files are stored here: send the image itself, as data:image/png;base64,…"
+
+
+Text = Annotated[str | None, BeforeValidator(lambda value: value if isinstance(value, str) else None)]
+"""The annotation of a field that other parts than images have in other forms, in which it has no effect."""
+
+
+class ImageUrl(Body):
+    """OpenAI's form of an image: a data: URL in base64, or the address of one."""
+
+    unnamed = frozenset({"detail", "format"})
+
+    url: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class GivenImage:
+    """An image as it was sent. param, path: the field at fault and the name of the part, for errors. text: a
+    data: URL, base64, or another URL. problem: why there is none. number: of its mark.
+    """
+
+    param: str
+    path: str
+    text: str = ""
+    problem: str = ""
+    number: int = 0
+
+    @property
+    def mark(self) -> str:
+        """Stands for the image in a text."""
+        return f"<image {_KEY} {self.number}>"
+
+
+def given_image(param: str, path: str, text: str = "", problem: str = "") -> GivenImage:
+    """An image of a request, with a mark of its own."""
+    problem = problem or ("" if text else "there is no image in it")
+    return GivenImage(param, path, text, problem, next(_numbers))
+
+
+def image_beside(value: Any, field: str) -> GivenImage:
+    """An item of `images`, next to a content or a prompt: base64, or a part as answers of other servers have
+    them. field: its path.
+    """
+    if isinstance(value, Mapping):
+        value = value.get("image_url", value)
+        value = value.get("url") if isinstance(value, Mapping) else value
+    return given_image(field, field, value if isinstance(value, str) else "")
+
+
+class ImagePart(Body):
+    """The fields of a part of a content that is an image, in any API. data: base64, as in MCP."""
+
+    image_url: str | ImageUrl | None = None
+    image: Text = None
+    data: Text = None
+    file_id: Text = None
+
+    def image_at(self, path: str, kind: str, source: Any) -> GivenImage:
+        """The image. path: of the part. kind: its type. source: its field `source`."""
+        url = self.image_url
+        text = (url.url if isinstance(url, ImageUrl) else url) or self.image or self.data or ""
+        if isinstance(source, str):
+            text = text or source
+        elif source is not None:
+            text = text or source.data or source.url
+        stored = self.file_id or getattr(source, "file_id", "") or kind == "image_file"
+        problem = _STORED if stored and not text else ""
+        return given_image(f"{path}.type", f"{path}.{kind}", text, problem)
+
+
+def replaced(text: str, texts: Mapping[int, str], other: str) -> str:
+    """A text with another one in place of each mark. texts: by number, between which and the texts around
+    them no line breaks stay. other: for all marks that are not among them, with its line breaks.
+    """
+    if _KEY not in text:
+        return text
+
+    def put(match: re.Match[str]) -> str:
+        here = texts.get(int(match[2]))
+        return f"{match[1]}{other}{match[3]}" if here is None else here
+
+    return _MARK.sub(put, text)
+
+
+def replaced_in(messages: Sequence[JsonObject], texts: Mapping[int, str], other: str) -> list[JsonObject]:
+    """Messages with `replaced` contents."""
+    return [{**m, "content": replaced(m["content"], texts, other)} for m in messages]
+
+
+def pair_markers(prompt: str, given: Sequence[GivenImage], field: str) -> str:
+    """A raw prompt with marks in place of its media markers, in order. field: of the images. Raises
+    FieldError for another number of images than of markers.
+    """
+    texts = prompt.split(MEDIA_MARKER)
+    if len(texts) - 1 != len(given):
+        how = f"{len(texts) - 1} markers {MEDIA_MARKER}, and {len(given)} images"
+        raise FieldError(f"{field}: there must be as many as in the prompt, which has {how}", field)
+    marks = (image.mark for image in given)
+    return texts[0] + "".join(f"{next(marks)}{text}" for text in texts[1:])
+
+
+class HasImages(Protocol):
+    """A body whose prompt may have images."""
+
+    @property
+    def given_images(self) -> Sequence[GivenImage]:
+        """The images, in order."""
+
+    def place_images(self, texts: Mapping[int, str], images: Sequence[Image]) -> None:
+        """Put texts in place of the images' marks. texts: by number. images: whose markers these are."""
+
+    def refuse_images(self, how: str) -> None:
+        """Put words in place of the images, since the model reads text only. how: what would help. Raises
+        FieldError if that changes what is asked for.
+        """
