@@ -16,6 +16,7 @@ from specllama.server.dialects.llama_server.completion import InfillRequest, Nat
 from specllama.server.dialects.ollama.requests import OllamaChatRequest, OllamaGenerateRequest, OllamaOptions
 from specllama.server.dialects.openai.completions import ChatRequest
 from specllama.server.dialects.shared.fields import FieldError, RequestBody, checked
+from specllama.server.dialects.shared.image_parts import MEDIA_MARKER
 
 PAGE = Path(__file__).parent.parent / "docs" / "fields.md"
 _HEAD = """# Fields of llama-server and Ollama
@@ -185,7 +186,7 @@ prompt | "y" |
 suffix | "y" |
 system | "y" |
 raw | True |
-images | ["aGk="] | models read text only
+images | ["aGk="] | with a model that reads [images](images.md); they stand before the prompt
 template | "{{ .Prompt }}" | the model's own
 context | [1] | send the conversation to `/api/chat`
 """
@@ -295,6 +296,8 @@ def _facts(body: Any) -> object:
     """What becomes of a body: the engine's requests, and the form of the answer."""
     if hasattr(body, "check"):
         body.check()
+    if given := body.given_images:
+        body.place_images({image.number: MEDIA_MARKER for image in given}, ())
     shown = body.answer_options("", created=0.0, request_id="")
     form = {name: getattr(shown, name) for name in shown.__slots__ if name != "ignored"}
     native = body.native_options(lambda: ((), ())) if isinstance(body, NativeRequest) else None

@@ -121,7 +121,7 @@ def test_routes_that_are_not_supported(server: Server, method: str, path: str) -
 def test_what_editors_read_in_props(server: Server) -> None:
     props = server.get("/props").json
     assert props["chat_template_caps"]["supports_tool_calls"] is True
-    assert props["modalities"] == {"vision": False, "audio": False}
+    assert props["modalities"] == {"vision": False, "audio": False, "video": False}
     assert (props["is_sleeping"], props["endpoint_slots"], props["endpoint_props"]) == (False, True, False)
     params = props["default_generation_settings"]["params"]
     assert {"n_predict", "seed", "top_k", "typical_p", "dry_multiplier", "samplers", "lora"} <= set(params)

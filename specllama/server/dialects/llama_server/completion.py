@@ -22,7 +22,7 @@ from specllama.server.dialects.shared.figures import (
     running_timings,
     trace_of,
 )
-from specllama.server.dialects.shared.image_parts import GivenImage, given_image, pair_markers, replaced
+from specllama.server.dialects.shared.image_parts import GivenImage, given_image, pair_markers
 from specllama.server.dialects.shared.sampling_fields import (
     MAX_CHOICES,
     MAX_N,
@@ -293,11 +293,14 @@ class NativeRequest(SamplingFields):
         return self._sent_images
 
     def place_images(self, texts: Mapping[int, str], images: Sequence[protocol.Image]) -> None:
-        self._made = [replaced(p, texts, "") if isinstance(p, str) else p for p in self._prompts()]
-        self._images = images
+        made = self._prompts()
+        for one in self._sent_images:
+            put = texts[one.number]
+            made = [p.replace(one.mark, put) if isinstance(p, str) else p for p in made]
+        self._made, self._images = made, images
 
     def refuse_images(self, how: str) -> None:
-        field = self._sent_images[0].param
+        field = self.given_images[0].param
         raise FieldError(f"{field}: this model reads text only and could not process images; {how}", field)
 
     def _prompts(self) -> list[str | list[Any]]:

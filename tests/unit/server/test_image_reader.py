@@ -1,0 +1,93 @@
+"""Which images of requests are decoded, and what is said of the others."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+
+import pytest
+from PIL import Image as pillow
+
+from specllama.errors import BusyError
+from specllama.images import MAX_IMAGES
+from specllama.server import image_reader
+from specllama.server.dialects.shared.fields import FieldError
+from specllama.server.dialects.shared.image_parts import GivenImage, given_image
+from specllama.server.image_reader import ImageReader
+
+
+def png(colour: str = "red") -> str:
+    buffer = io.BytesIO()
+    pillow.new("RGB", (3, 2), colour).save(buffer, "PNG")
+    return base64.b64encode(buffer.getvalue()).decode()
+
+
+def given(*texts: str) -> list[GivenImage]:
+    return [given_image(f"messages[{i}].param", f"messages[{i}].image", text) for i, text in enumerate(texts)]
+
+
+def refused(texts: list[GivenImage], urls: bool = False) -> FieldError:
+    async def read() -> None:
+        await ImageReader(urls).read(texts)
+
+    with pytest.raises(FieldError) as error:
+        asyncio.run(read())
+    return error.value
+
+
+def test_images_are_read_in_order() -> None:
+    async def read() -> None:
+        images = await ImageReader(False).read(
+            given(png("red"), f"data:image/png;base64,{png('blue')}", png())
+        )
+        assert [(one.width, one.height) for one in images] == [(3, 2)] * 3
+        assert images[0] is images[2]
+        assert images[0].marker != images[1].marker
+
+    asyncio.run(read())
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("", "there is no image in it"),
+        ("data:image/png,abc", "not in base64"),
+        ("aGVsbG8=", "not an image"),
+        ("file:///etc/passwd", "files of the server"),
+        ("http://localhost/a.png", "--allow-image-urls"),
+        ("HTTPS://example.org/a.png", "--allow-image-urls"),
+    ],
+)
+def test_what_is_no_image(text: str, problem: str) -> None:
+    error = refused(given(png(), text))
+    assert problem in error.message
+    assert error.message.startswith("messages[1].image: could not process image")
+    assert error.details["param"] == "messages[1].param"
+
+
+def test_private_addresses_are_not_read() -> None:
+    assert "not a public address" in refused(given("http://127.0.0.1:1/a.png"), urls=True).message
+
+
+def test_nothing_is_decoded_before_all_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(image_reader, "load_image_text", lambda _text: pytest.fail("decoded"))
+    error = refused(given(*[png()] * (MAX_IMAGES + 84)))
+    assert "at most 16 images, not 100" in error.message
+    assert error.details["param"] == "messages[16].param"
+    assert "not read" not in refused(given(png(), "http://example.org/a.png")).message
+
+
+def test_images_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(image_reader, "MAX_HELD", 100)
+
+    async def read() -> None:
+        reader = ImageReader(False)
+        first = asyncio.create_task(reader.read(given(png())))
+        await asyncio.sleep(0)
+        with pytest.raises(BusyError):
+            await reader.read(given(png()))
+        assert len(await first) == 1
+        assert len(await reader.read(given(png()))) == 1
+
+    asyncio.run(read())
