@@ -21,7 +21,7 @@ from specllama.json_types import JsonObject
 from specllama.server.dialects.shared.fields import MAX_NAMED, AtMost, Body, FieldError
 from specllama.server.dialects.shared.image_parts import (
     GivenImage,
-    ImagePart,
+    ImageFields,
     image_beside,
     replaced,
     replaced_in,
@@ -85,7 +85,7 @@ class Source(Body):
         return self.data if self.type == "text" else joined(self.content)
 
 
-class ContentPart(ImagePart):
+class ContentPart(ImageFields):
     """One part of a content, of any API. Its type determines which fields count."""
 
     unnamed = frozenset(

@@ -74,7 +74,7 @@ def image_beside(value: Any, field: str) -> GivenImage:
     return given_image(field, field, value if isinstance(value, str) else "")
 
 
-class ImagePart(Body):
+class ImageFields(Body):
     """The fields of a part of a content that is an image, in any API. data: base64, as in MCP."""
 
     image_url: str | ImageUrl | None = None
