@@ -12,11 +12,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from specllama.images import MEDIA_MARKER
 from specllama.server.dialects.llama_server.completion import InfillRequest, NativeRequest
 from specllama.server.dialects.ollama.requests import OllamaChatRequest, OllamaGenerateRequest, OllamaOptions
 from specllama.server.dialects.openai.completions import ChatRequest
 from specllama.server.dialects.shared.fields import FieldError, RequestBody, checked
-from specllama.server.dialects.shared.image_parts import MEDIA_MARKER
 
 PAGE = Path(__file__).parent.parent / "docs" / "fields.md"
 _HEAD = """# Fields of llama-server and Ollama

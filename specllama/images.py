@@ -27,6 +27,8 @@ from specllama.regular_file import open_regular
 if TYPE_CHECKING:
     import PIL.Image
 
+MEDIA_MARKER = "<__media__>"
+"""Stands for an image in a raw prompt, as in llama.cpp; where in the order of images says which one."""
 MAX_IMAGES = 16  # of a request
 MAX_BYTES = 32 * 1000 * 1000  # of a file
 MAX_PIXELS = 20 * 1000 * 1000

@@ -230,7 +230,10 @@ class AsyncLLM(BaseLLM):
             message = f"there is a request {request.request_id!r} already"
             raise UsageError(message, "give each its own request_id")
         try:
-            inbox.start(await self._client())
+            client = await self._client()
+            if request.source.images:
+                await asyncio.to_thread(request.load_images, self._engine.check_images)
+            inbox.start(client)
             while not request.finished:
                 yield made(await inbox.take())
         finally:

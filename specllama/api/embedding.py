@@ -65,6 +65,8 @@ def embed(
     """See LLM.embed. numbers: of requests. Raises UsageError, ContextLengthError, EngineError."""
     if not texts:
         return []
+    if any(one.images for one in texts):
+        raise UsageError("an embedding model reads text only, and a prompt has images")
     given = [list(one.ids) if one.ids is not None else one.text or "" for one in texts]
     if dimensions is not None and (type(dimensions) is not int or dimensions < 1):
         raise UsageError(f"dimensions must be a whole number from 1, not {dimensions!r}")

@@ -84,6 +84,9 @@ class LLM(BaseLLM):
     ) -> list[RequestOutput]:
         """Answer one conversation or several, each a list of {"role": …, "content": …}; see `generate`.
 
+        A content may be a list of texts and images: OpenAI's parts, {"type": "image", "image": a PIL image, a
+        path or bytes}, or PIL images and pathlib's paths themselves.
+
         tools: functions that the model may call, [{"type": "function", "function": {"name": …, "description":
         …, "parameters": a JSON schema}}]; its calls are in `tool_calls` of the outputs, and `message` is the
         answer to append to the messages before the results, {"role": "tool", "tool_call_id": …, "content":
@@ -197,6 +200,10 @@ class LLM(BaseLLM):
                 ) -> None:
                     inbox.put((request, completion, message))
 
+                try:
+                    request.load_images(self._engine.check_images)
+                except SpecllamaError as error:
+                    raise _named(error, requests, request) from None
                 submitted += request.submit(client, deliver)
             left = len(submitted)
             while left:

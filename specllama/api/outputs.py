@@ -273,9 +273,21 @@ class PendingRequest:
         """Submit the texts. deliver: gets the messages about each, in the client's thread."""
         submitted = []
         for one in self.completions:
-            one.message = replace(one.message, id=client.next_id())
-            submitted.append(client.submit(one.message, partial(deliver, one)))
+            message = one.message = replace(one.message, id=client.next_id())
+            if self.source.images:  # the client keeps them as long as they are needed
+                one.message = replace(message, prompt=protocol.TextInput(""))
+            submitted.append(client.submit(message, partial(deliver, one)))
         return submitted
+
+    def load_images(self, check: Callable[[], None]) -> None:
+        """Decode the images of the prompt, before it is submitted. check: called if there are any. Raises
+        what it raises, UsageError and ResourceError.
+        """
+        if self.source.images:
+            check()
+            prompt = self.source.with_images(self.completions[0].message.prompt)
+            for one in self.completions:
+                one.message = replace(one.message, prompt=prompt)
 
     def cancel(self) -> None:
         """End a request that never reached the engine."""

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from operator import index
 from typing import Any, TypedDict, TypeGuard
 
+from specllama.api import images
 from specllama.calls.history import parsed_arguments
 from specllama.calls.tools import Tools
 from specllama.client import protocol
 from specllama.core.sampling.params import PARAMETERS, SamplingParams
 from specllama.errors import UsageError
+from specllama.images import check_n_images
 from specllama.json_types import JsonObject
 from specllama.wording import counted
 
@@ -22,6 +24,15 @@ class TextPrompt(TypedDict):
     prompt: str
 
 
+class ImagePrompt(TypedDict):
+    """A prompt as text with images, in vLLM's form: {"image": an image, or a list of them}. Where the text
+    has no markers <__media__>, they stand before it.
+    """
+
+    prompt: str
+    multi_modal_data: Mapping[str, Any]
+
+
 class TokensPrompt(TypedDict):
     """A prompt as token ids."""
 
@@ -29,7 +40,7 @@ class TokensPrompt(TypedDict):
 
 
 Message = Mapping[str, Any]
-Prompt = str | Sequence[int] | TextPrompt | TokensPrompt
+Prompt = str | Sequence[int] | TextPrompt | ImagePrompt | TokensPrompt
 Params = SamplingParams | Mapping[str, Any]
 Prediction = str | Sequence[str | None] | None
 _ONE_EACH = "give one for each prompt, or one for all of them"
@@ -37,11 +48,14 @@ _ONE_EACH = "give one for each prompt, or one for all of them"
 
 @dataclass(frozen=True, slots=True)
 class PromptSource:
-    """The prompt of a request: one of text, ids and messages."""
+    """The prompt of a request: one of text, ids and messages. images: in order; a text has media markers in
+    their places, and contents of messages have themselves.
+    """
 
     text: str | None = None
     ids: tuple[int, ...] | None = None
     messages: list[JsonObject] | None = None
+    images: tuple[images.ImageSource, ...] = ()
 
     def prompt_input(self, variables: Mapping[str, Any], tools: Tools | None) -> protocol.PromptInput:
         """The prompt for the engine. variables, tools: of messages."""
@@ -50,6 +64,16 @@ class PromptSource:
         if self.ids is not None:
             return protocol.TokenInput(list(self.ids))
         return protocol.TextInput(self.text or "")
+
+    def with_images(self, prompt: protocol.PromptInput) -> protocol.PromptInput:
+        """The prompt with its images, which are decoded now. Raises UsageError, ResourceError."""
+        check_n_images(self.images)
+        loaded = [one.load() for one in self.images]
+        markers = [image.marker for image in loaded]
+        if isinstance(prompt, protocol.ChatInput):
+            by_source = dict(zip(self.images, markers, strict=True))
+            return replace(prompt, messages=images.written(prompt.messages, by_source), images=loaded)
+        return protocol.TextInput(images.placed(self.text or "", markers), loaded)
 
 
 def sources(prompts: Prompt | Sequence[Prompt]) -> list[PromptSource]:
@@ -86,9 +110,15 @@ def source(prompt: Prompt) -> PromptSource:
         given: Mapping[str, object] = prompt
         if set(given) == {"prompt"} and isinstance(text := given["prompt"], str):
             return PromptSource(text=text)
+        if set(given) == {"prompt", "multi_modal_data"} and isinstance(text := given["prompt"], str):
+            beside = images.beside_prompt(given["multi_modal_data"])
+            return PromptSource(text=images.marked(text, len(beside)), images=tuple(beside))
         if set(given) == {"prompt_token_ids"}:
             return PromptSource(ids=token_ids(given["prompt_token_ids"]))
-        raise UsageError('a prompt as a dict is {"prompt": text} or {"prompt_token_ids": ids}')
+        raise UsageError(
+            'a prompt as a dict is {"prompt": text}, with images {"prompt": text, "multi_modal_data": '
+            '{"image": …}}, or {"prompt_token_ids": ids}'
+        )
     return PromptSource(text=prompt) if isinstance(prompt, str) else PromptSource(ids=token_ids(prompt))
 
 
@@ -116,7 +146,12 @@ def conversation(messages: Sequence[Message]) -> PromptSource:
             raise UsageError(f'messages[{i}] must be a dict with a "role", not {_short(message)}')
         if not isinstance(message.get("content"), (str, list, tuple, type(None))):
             raise UsageError(f'messages[{i}]: "content" must be a text, not {_short(message["content"])}')
-    return PromptSource(messages=parsed_arguments(messages))
+    read = []
+    for i, message in enumerate(messages):
+        parts = images.parts_of(message.get("content"), f"messages[{i}].content")
+        read.append(message if parts is None else {**message, "content": parts})
+    ordered = parsed_arguments(read)
+    return PromptSource(messages=ordered, images=tuple(images.images_of(ordered)))
 
 
 def prompt_or_messages(given: Prompt | Sequence[Message]) -> PromptSource:

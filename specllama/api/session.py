@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import IO, Any
 
+from specllama.api.images import written
 from specllama.api.prompts import Message, conversation, token_ids
 from specllama.calls import history
 from specllama.calls.scanner import CallReader
@@ -17,6 +18,7 @@ from specllama.client.model_info import LoadInfo
 from specllama.config.load import LoadSettings
 from specllama.config.options import as_argument
 from specllama.errors import EngineError, SpecllamaError, UsageError, with_option_names
+from specllama.images import MEDIA_MARKER
 from specllama.models import prepare
 from specllama.models.progress import DownloadState, Listener
 from specllama.models.resolve import Library
@@ -78,6 +80,12 @@ class EngineSession:
         """See LoadInfo.answer_reader; of the loaded model."""
         assert self._loaded is not None
         return self._loaded.answer_reader(tools)
+
+    def check_images(self) -> None:
+        """Raises UsageError where the loaded model reads text only."""
+        if self._loaded is None or not self._loaded.vision:
+            hint = f"load it with {as_argument('mmproj', 'FILE')}, the mmproj-*.gguf that belongs to it"
+            raise UsageError("this model reads text only, and the prompt has images", hint)
 
     def client(self) -> EngineClient:
         """The client of the running process, for a call. Raises EngineError after a close."""
@@ -179,7 +187,8 @@ class Tokenizer:
         """
         if not add_generation_prompt:
             raise UsageError("messages end with the beginning of an answer", "add add_generation_prompt=True")
-        given = conversation(messages).messages or []
+        source = conversation(messages)
+        given = written(source.messages or [], dict.fromkeys(source.images, MEDIA_MARKER))
         chat = protocol.ChatInput(given, template_variables(variables), history.tools(tools))
         parts = self._ask(protocol.Render(-1, chat))
         text = "".join(part.text for part in parts)

@@ -20,6 +20,7 @@ from specllama.client.protocol import Slots, Tokenized
 from specllama.config.text_file import expanded
 from specllama.core.sampling.params import PARAMETERS, SamplingParams
 from specllama.errors import EngineDiedError, ResourceError, SpecllamaError, UsageError
+from specllama.images import MEDIA_MARKER
 from specllama.json_types import JsonObject
 from specllama.option import Option
 from specllama.server.dialects.llama_server.completion import InfillRequest, NativeRequest, NativeWriter
@@ -28,7 +29,6 @@ from specllama.server.dialects.shared.chat_fields import TemplateInput
 from specllama.server.dialects.shared.embedding import RerankRequest, embeddings, rerank
 from specllama.server.dialects.shared.fields import AtMost, RequestBody
 from specllama.server.dialects.shared.figures import generation_settings
-from specllama.server.dialects.shared.image_parts import MEDIA_MARKER
 from specllama.server.dialects.shared.sampling_fields import ModelName
 from specllama.server.dialects.shared.writer import error_body
 from specllama.server.http.body import MAX_VALUES

@@ -16,11 +16,10 @@ from typing import Annotated, Any, Protocol
 from pydantic import BeforeValidator
 
 from specllama.client.prompt_input import Image
+from specllama.images import MEDIA_MARKER
 from specllama.json_types import JsonObject
 from specllama.server.dialects.shared.fields import Body, FieldError
 
-MEDIA_MARKER = "<__media__>"
-"""Stands for an image in a raw prompt, as in llama-server, whose clients learn it from /props."""
 _KEY = secrets.token_hex(12)  # of this process: no text of a client has marks
 _numbers = itertools.count()
 # Texts are joined by line breaks, but nothing stands between a text and an image.

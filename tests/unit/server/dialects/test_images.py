@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from specllama.client.prompt_input import ChatInput, Image, TextInput
+from specllama.images import MEDIA_MARKER
 from specllama.server.dialects.anthropic.request import CountRequest, MessagesRequest
 from specllama.server.dialects.llama_server.completion import NativeRequest
 from specllama.server.dialects.ollama.requests import OllamaChatRequest, OllamaGenerateRequest
 from specllama.server.dialects.openai.completions import ChatRequest
 from specllama.server.dialects.openai.responses.request import ResponsesRequest
 from specllama.server.dialects.shared.fields import FieldError, checked
-from specllama.server.dialects.shared.image_parts import MEDIA_MARKER
 
 DATA = "data:image/png;base64,aGk="
 MODELS: dict[str, Any] = {

@@ -1,0 +1,175 @@
+"""Images in prompts of the Python API: in which forms they are read, and where they stand."""
+
+from __future__ import annotations
+
+import base64
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image as pillow
+
+from specllama.api.embedding import embed
+from specllama.api.images import ImageSource
+from specllama.api.outputs import PendingCompletion, PendingRequest
+from specllama.api.prompts import PromptSource, conversation, source
+from specllama.client import protocol
+from specllama.errors import UsageError
+from specllama.images import MAX_IMAGES, MEDIA_MARKER, load_pil
+
+RED, BLUE = (pillow.new("RGB", (4, 3), colour) for colour in ("red", "blue"))
+M_RED, M_BLUE = (load_pil(image).marker for image in (RED, BLUE))
+
+
+def png(image: Any = RED) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def encoded(image: Any = RED) -> str:
+    return base64.b64encode(png(image)).decode()
+
+
+def loaded(given: PromptSource) -> Any:
+    return given.with_images(given.prompt_input({}, None))
+
+
+def content(*parts: Any) -> str:
+    prompt = loaded(conversation([{"role": "user", "content": list(parts)}]))
+    assert all(image.marker in prompt.messages[0]["content"] for image in prompt.images)
+    text: str = prompt.messages[0]["content"]
+    return text
+
+
+def test_forms_of_images(tmp_path: Path) -> None:
+    file = tmp_path / "red.png"
+    file.write_bytes(png())
+    url = f"data:image/png;base64,{encoded()}"
+    for part in (
+        RED,
+        file,
+        {"type": "image", "image": RED},
+        {"type": "image_pil", "image_pil": RED},
+        {"type": "image", "image": str(file)},
+        {"type": "image", "image": url},
+        {"type": "image", "image": png()},
+        {"type": "image", "path": str(file)},
+        {"type": "image", "path": file},
+        {"type": "image", "url": url},
+        {"type": "image_url", "image_url": {"url": url, "detail": "low"}},
+        {"type": "image_url", "image_url": url},
+        {"type": "input_image", "image_url": url},
+        {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": encoded()}},
+    ):
+        assert content(part) == M_RED, part
+
+
+def test_where_images_stand() -> None:
+    assert content("a", RED, {"type": "text", "text": "b"}, "c", BLUE) == f"a{M_RED}b\nc{M_BLUE}"
+
+
+def test_messages_without_images_stay_as_they_are() -> None:
+    messages = [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "other"}]}]
+    given = conversation(messages)
+    assert given.images == ()
+    assert given.messages == messages
+
+
+def test_prompts_with_images() -> None:
+    given = source({"prompt": "what?", "multi_modal_data": {"image": RED}})
+    assert given.text == f"{MEDIA_MARKER}what?"
+    assert loaded(given).text == f"{M_RED}what?"
+    prompt = f"{MEDIA_MARKER} or {MEDIA_MARKER}?"
+    given = source({"prompt": prompt, "multi_modal_data": {"image": [BLUE, RED]}})
+    assert loaded(given).text == f"{M_BLUE} or {M_RED}?"
+    assert [image.marker for image in loaded(given).images] == [M_BLUE, M_RED]
+    assert loaded(source({"prompt": "a", "multi_modal_data": {}})) == protocol.TextInput("a")
+
+
+@pytest.mark.parametrize(
+    ("data", "problem"),
+    [
+        ([RED], "multi_modal_data is"),
+        ({"audio": 1}, "multi_modal_data is"),
+        ({"image": [RED] * 3}, "2 markers <__media__> for 3 images"),
+        ({"image": [5, RED]}, "image 1: an image cannot be 'int'"),
+        ({"image": ["nowhere.png", RED]}, "'nowhere.png' cannot be read"),
+    ],
+)
+def test_data_that_are_no_images(data: Any, problem: str) -> None:
+    with pytest.raises(UsageError, match=problem):
+        loaded(source({"prompt": MEDIA_MARKER * 2, "multi_modal_data": data}))
+
+
+@pytest.mark.parametrize(
+    ("part", "problem"),
+    [
+        ({"type": "image"}, "there is no image in it"),
+        ({"type": "image_url", "image_url": {}}, "there is no image in it"),
+        ({"type": "image_url", "image_url": "https://example.org/a.png"}, "not read here"),
+        ({"type": "image_url", "image_url": "file:///etc/hosts"}, "not read here"),
+        ({"type": "image_url", "image_url": "data:image/png,x"}, "not in base64"),
+        ({"type": "image", "image": b"no"}, "not an image"),
+    ],
+)
+def test_parts_that_are_no_images(part: Any, problem: str) -> None:
+    with pytest.raises(UsageError, match=problem) as error:
+        content("a", part)
+    assert "messages[0].content[1]" in error.value.message
+
+
+def test_what_else_stands_next_to_images() -> None:
+    with pytest.raises(UsageError, match="next to images there may be texts only"):
+        content(RED, {"type": "input_audio"})
+
+
+def test_the_number_of_images() -> None:
+    with pytest.raises(UsageError, match="at most 16"):
+        content(*[RED] * (MAX_IMAGES + 1))
+
+
+class Client:
+    """Takes requests and answers none."""
+
+    def __init__(self) -> None:
+        self.requests: list[protocol.Generate] = []
+
+    def next_id(self) -> int:
+        return len(self.requests)
+
+    def submit(self, request: protocol.Generate, _deliver: Any) -> None:
+        self.requests.append(request)
+
+
+def pending(given: PromptSource) -> PendingRequest:
+    asked = protocol.Generate(-1, given.prompt_input({}, None))
+    return PendingRequest("0", given, [PendingCompletion(i, asked, lambda _: None) for i in range(2)])
+
+
+def test_images_are_decoded_when_the_model_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    request, client = pending(conversation([{"role": "user", "content": ["a", RED]}])), Client()
+
+    def refuse() -> None:
+        raise UsageError("reads text only")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ImageSource, "load", lambda _self: pytest.fail("decoded"))
+        with pytest.raises(UsageError, match="reads text only"):
+            request.load_images(refuse)
+    request.load_images(lambda: None)
+    request.submit(client, lambda _completion, _message: None)  # type: ignore[arg-type]
+    for one, asked in zip(request.completions, client.requests, strict=True):
+        assert asked.chat is not None
+        assert asked.chat.messages[0]["content"] == f"a{M_RED}"
+        assert len(asked.chat.images) == 1
+        assert one.message.id == asked.id
+        assert one.message.chat is None, "the images go when the engine has read them"
+    pending(PromptSource(text="a")).load_images(refuse)
+
+
+def test_embedding_models_read_text_only() -> None:
+    given = source({"prompt": "a", "multi_modal_data": {"image": RED}})
+    with pytest.raises(UsageError, match="reads text only"):
+        embed(Client(), iter([0]), [given], None, False, True)  # type: ignore[arg-type]
