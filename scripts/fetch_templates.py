@@ -15,11 +15,11 @@ import sys
 import tarfile
 import tempfile
 from importlib import metadata
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
-PACKAGE = "llama-cpp-python"
+from specllama.llama.vision_build import PACKAGE, download, reason_of, unpacked
+
 TARGET = Path(sys.prefix) / "share" / "llama.cpp-templates"
-SECONDS, MAX_BYTES = 600, 4 << 20
 
 
 def main() -> int:
@@ -37,37 +37,16 @@ def main() -> int:
             shutil.rmtree(TARGET, ignore_errors=True)
             found.rename(TARGET)
         except (OSError, subprocess.SubprocessError, tarfile.TarError) as error:
-            reason = getattr(error, "stderr", "") or str(error)
-            last = reason.strip().splitlines()[-1:] or [type(error).__name__]
-            print(f"specllama: no templates, their tests are skipped: {last[0][:300]}", file=sys.stderr)
+            print(f"specllama: no templates, their tests are skipped: {reason_of(error)}", file=sys.stderr)
             return 1
     return 0
-
-
-def download(version: str, directory: Path) -> Path:
-    """Downloads the source package with pip."""
-    command = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--quiet", "--no-deps"]
-    command += ["--retries", "1", "--timeout", "20", "--no-binary", PACKAGE, "--dest", str(directory)]
-    subprocess.run(
-        [*command, f"{PACKAGE}=={version}"], check=True, timeout=SECONDS, capture_output=True, text=True
-    )
-    return next(directory.glob("*.tar.gz"))
 
 
 def extract(package: Path, directory: Path) -> Path:
     """Extracts the templates, each under its own name, into a new directory."""
     directory.mkdir()
-    with tarfile.open(package) as archive:
-        for member in archive:
-            path = PurePosixPath(member.name)
-            if (
-                path.match("llama.cpp/models/templates/*.jinja")
-                and member.isfile()
-                and member.size < MAX_BYTES
-            ):
-                content = archive.extractfile(member)
-                assert content is not None
-                (directory / path.name).write_bytes(content.read())
+    for path, data in unpacked(package, ("models/templates/*.jinja",)):
+        (directory / path.name).write_bytes(data)
     if not any(directory.iterdir()):
         raise tarfile.TarError(f"{package.name} has no templates")
     return directory

@@ -20,6 +20,7 @@ from specllama.text.terminal import printable
 
 _BAR = 24  # columns of the bar
 _EVERY = 0.1  # seconds between two drawings
+_VERBS = {"kernels": "compiling", "vision encoder": "compiling", "source of llama.cpp": "downloading"}
 
 
 class Progress:
@@ -54,8 +55,8 @@ class Progress:
         self._is_drawn = True
 
     def loading(self, name: str, share: float) -> None:
-        """Show how much of a model is loaded, or of the kernels compiled."""
-        self.show(f"{'compiling' if name == 'kernels' else 'loading'} the {name}", share, stage=name)
+        """Show how much of a model is loaded, or of what is compiled for it."""
+        self.show(f"{_VERBS.get(name, 'loading')} the {name}", share, stage=name)
 
     def clear(self) -> None:
         """Clear the line."""

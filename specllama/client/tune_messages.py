@@ -325,8 +325,9 @@ class Serving:
 
 @dataclass(frozen=True, slots=True)
 class Loading:
-    """From the engine: the share of a model's file that is loaded. model: "target", "draft", or "kernels"
-    while specllama's kernels are compiled, which happens once; for Trim what is being done.
+    """From the engine: the share of a model's file that is loaded. model: "target", "draft", or "kernels" or
+    "vision encoder" while these are compiled, and "source of llama.cpp" while that is downloaded for the
+    latter, each of which happens once; for Trim what is being done.
     """
 
     model: str

@@ -20,6 +20,7 @@ from typing import Any
 
 from specllama.errors import EngineError, UsageError, option
 from specllama.llama.kernels import load
+from specllama.llama.vision_build import TESTED
 
 # llama.cpp's log: keeps the last warnings and errors, which explain a failed load; optionally prints all.
 #
@@ -70,7 +71,6 @@ def show_log(verbose: bool) -> None:
     log.verbose = verbose
 
 
-TESTED = "0.3.36"
 _CMAKE_ARGS = 'CMAKE_ARGS="-DGGML_RPC=ON -DGGML_RPC_RDMA=OFF"'
 
 

@@ -44,6 +44,15 @@ _SIDES = range(512, 8193, 512)  # of images that are tried for the most rows, in
 _MOST_MULTIPLE = 64  # other shapes may have a few rows more than those that are tried
 _MOST_SIDE = 46_000  # pixels: clip_image_size::area
 _MOST_SIZES = 1000  # of images whose pieces are kept
+_NO_MEMORY = re.compile(
+    r"failed to allocate|unable to allocate|bad_alloc|out of memory|not enough memory", re.I
+)
+_OTHER_MODEL = re.compile(r"mismatch between text model \(n_embd = (\d+)\) and mmproj \(n_embd = (\d+)\)")
+# Of what is logged: the file, which messages name already, and places in llama.cpp's source.
+_NOISE = re.compile(
+    r"clip_init: failed to load model '.*?': |; mtmd_init_from_file: error: Failed to load CLIP model.*"
+    r"|(?<!\S)\S+/ggml\S*:\d+: "
+)
 _log = LlamaLog()  # libmtmd's; llama.cpp's own may be that of a decode in another thread
 
 
@@ -161,7 +170,7 @@ def load_library(report: Report = lambda *_: None, environ: Mapping[str, str] = 
             path = _compiled(report, environ)
         return _loaded(path)
     except Unusable as error:
-        hint = f"name a folder with the source of llama.cpp, unpacked, in {VARIABLE}"
+        hint = f"name a folder with llama.cpp's source, unpacked, in {VARIABLE}"
         if "compiler" in str(error):
             hint = "install a C++ compiler"
         raise EngineError(
@@ -172,26 +181,25 @@ def load_library(report: Report = lambda *_: None, environ: Mapping[str, str] = 
 
 def _compiled(report: Report, environ: Mapping[str, str]) -> Path:
     """The object in the cache, compiled here or by another process that has begun. Raises Unusable."""
-    to, failures, stages = _cached(), list[Unusable](), [(vision_build.COMPILING, 0.0)]
+    to, done, stages = _cached(), threading.Event(), [(vision_build.COMPILING, 0.0)]
 
-    def compile_it() -> None:
-        try:
-            to.parent.mkdir(parents=True, exist_ok=True)
-            with locked(to.with_suffix(".lock"), lambda: None):
-                if not is_current(to, vision_build.key()):
-                    vision_build.compile_object(to, environ, lambda *stage: stages.append(stage))
-        except OSError as error:
-            failures.append(Unusable(f"{to.parent}: {error.strerror or error}"))
-        except Unusable as error:
-            failures.append(error)
+    def report_it() -> None:
+        while not done.wait(_REPORT_SECONDS):
+            report(*stages[-1])
 
-    thread = threading.Thread(target=compile_it, daemon=True)
-    thread.start()
-    while thread.is_alive():
-        report(*stages[-1])
-        thread.join(_REPORT_SECONDS)
-    if failures:
-        raise failures[0]
+    thread = threading.Thread(target=report_it, daemon=True)
+    try:
+        to.parent.mkdir(parents=True, exist_ok=True)
+        with locked(to.with_suffix(".lock"), lambda: report(*stages[-1])):
+            thread.start()
+            if not is_current(to, vision_build.key()):
+                vision_build.compile_object(to, environ, lambda *stage: stages.append(stage))
+    except OSError as error:
+        raise Unusable(f"{to.parent}: {error.strerror or error}") from None
+    finally:
+        done.set()
+        if thread.ident is not None:
+            thread.join()
     return to
 
 
@@ -257,24 +265,22 @@ class VisionEncoder:
             handle = self._mtmd.mtmd_init_from_file(path, self._model.handle, params)
         if handle:
             return int(handle)
-        reason = _log.reason()
-        if match := re.search(
-            r"mismatch between text model \(n_embd = (\d+)\) and mmproj \(n_embd = (\d+)\)", reason
-        ):
+        reason = _NOISE.sub("", _log.reason())
+        if match := _OTHER_MODEL.search(reason):
             raise UsageError(
                 f"{self._path} is the projector of another model: its rows have {match[2]} values, those of "
                 f"{self._model.settings.path} {match[1]}",
                 f"name the one that was published with the model: {option('mmproj', 'FILE')}",
             )
-        if re.search(r"alloc|out of memory|not enough", f"{reason} {log.reason()}", re.IGNORECASE):
+        if _NO_MEMORY.search(f"{reason} {log.reason()}"):
             raise ResourceError(
                 f"not enough memory to load the projector {self._path}: {reason}",
                 "use one with smaller weights, or a smaller context",
             )
-        raise IntegrityError(
-            f"llama.cpp cannot load the projector {self._path}: {reason}",
-            "get the file again, or another one",
+        hint = (
+            "update specllama" if "unknown projector type" in reason else "get the file again, or another one"
         )
+        raise IntegrityError(f"llama.cpp cannot load the projector {self._path}: {reason}", hint)
 
     def _most_rows(self) -> int:
         """The most rows of a part, over images of all shapes."""

@@ -20,7 +20,7 @@ from pathlib import Path, PurePosixPath
 
 from specllama.llama.kernel_build import FLAGS, NATIVE, Unusable, compiler_of, run_compilers
 
-PACKAGE = "llama-cpp-python"
+PACKAGE, TESTED = "llama-cpp-python", "0.3.36"  # the version that is supported
 VARIABLE = "SPECLLAMA_LLAMA_CPP_SOURCE"
 OBJECT = NATIVE / "specllama_vision.so"  # ready-made, in a wheel
 PARTS = (  # of llama.cpp's source, those that are compiled and what they include
@@ -31,7 +31,7 @@ PARTS = (  # of llama.cpp's source, those that are compiled and what they includ
     "tools/mtmd/models/*",
     *(f"tools/mtmd/{name}.cpp" for name in ("mtmd", "clip", "mtmd-image", "mtmd-audio")),
 )
-# Of them in the version that is supported.
+# Of them in that version.
 CHECKSUM = "53e15efc80dd921483a08777f0cae1c8db7c696271faf9d459c724d121446fe2"
 DOWNLOADING, COMPILING = "source of llama.cpp", "vision encoder"  # what is reported
 Report = Callable[[str, float], None]
@@ -106,21 +106,21 @@ def _source(work: Path, environ: Mapping[str, str], report: Report) -> Path:
     """The folder of the source: the one that is named, that of the installation, or a download in `work`."""
     if given := environ.get(VARIABLE):
         if checksum(Path(given)) != CHECKSUM:
-            raise Unusable(f"{VARIABLE} is {given}, which is not llama.cpp as in {PACKAGE} {_version()}")
+            raise Unusable(f"{VARIABLE} is {given}, which is not llama.cpp as in {PACKAGE} {TESTED}")
         return Path(given)
     kept = kept_source()
     if kept is not None and checksum(kept) == CHECKSUM:
         return kept
     report(DOWNLOADING, 0.0)
     try:
-        for path, data in unpacked(download(_version(), work), PARTS):
+        for path, data in unpacked(download(TESTED, work), PARTS):
             target = work / "source" / path
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(data)
     except (subprocess.SubprocessError, tarfile.TarError, EOFError) as error:
         raise Unusable(f"its source cannot be downloaded: {reason_of(error)}") from None
     if checksum(work / "source") != CHECKSUM:
-        raise Unusable(f"what is downloaded as {PACKAGE} {_version()} is another version of it")
+        raise Unusable(f"what is downloaded as {PACKAGE} {TESTED} is another version of it")
     return work / "source"
 
 
@@ -131,10 +131,6 @@ def kept_source() -> Path | None:
     except metadata.PackageNotFoundError:
         return None
     return folder if folder.is_dir() else None
-
-
-def _version() -> str:
-    return metadata.version(PACKAGE)
 
 
 def download(version: str, directory: Path) -> Path:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from specllama.llama import kernel_build
+from specllama.llama import kernel_build, vision_build
 from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.skipif(
@@ -52,6 +52,7 @@ def test_the_object_is_compiled_into_the_wheel(
     compiler.write_text('#!/bin/sh\nwhile [ "$1" != -o ]; do shift; done\necho compiled > "$2"\n')
     compiler.chmod(0o755)
     monkeypatch.setenv("CXX", str(compiler))
+    monkeypatch.delenv("SPECLLAMA_LLAMA_CPP_SOURCE", raising=False)
     data: dict[str, Any] = {"force_include": {}, "pure_python": True}
     hook.initialize("standard", data)
     ((compiled, place),) = data["force_include"].items()
@@ -76,3 +77,22 @@ def test_an_editable_installation_compiles_nothing(hook: Any) -> None:
     data: dict[str, Any] = {"force_include": {}}
     hook.initialize("editable", data)
     assert data == {"force_include": {}}
+
+
+def test_libmtmd_is_in_the_wheel_where_its_source_is_named(
+    hook: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(kernel_build, "compile_object", lambda to: to.write_text("kernels"))
+    data: dict[str, Any] = {"force_include": {}, "pure_python": True}
+    monkeypatch.setenv("SPECLLAMA_LLAMA_CPP_SOURCE", str(tmp_path))
+    hook.initialize("standard", data)
+    (warning,) = hook.warnings
+    assert warning.startswith("the wheel has no compiled libmtmd: SPECLLAMA_LLAMA_CPP_SOURCE is ")
+    hook.finalize("standard", data, "")
+    monkeypatch.setattr(vision_build, "compile_object", lambda to: to.write_text("libmtmd"))
+    hook.initialize("standard", data)
+    assert sorted(Path(place).name for place in data["force_include"].values()) == [
+        *("specllama_kernels.so", "specllama_kernels.so", "specllama_vision.so")
+    ]
+    assert data["pure_python"] is False
+    hook.finalize("standard", data, "")
