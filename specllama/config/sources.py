@@ -29,7 +29,8 @@ MODEL, DRAFT = ("model", "hf_repo"), ("draft_model", "hf_repo_draft")  # the opt
 PROJECT_FILE = "specllama.toml"
 PREFIX = "SPECLLAMA_"
 _READ_ELSEWHERE = (
-    "BACKEND", "BUILD", "CACHE", "CONFIG", "DATA", "DEMO", "KERNELS", "MODELS", "MODELS_DIR", "PYTHON"
+    "BACKEND", "BUILD", "CACHE", "CONFIG", "DATA", "DEMO", "KERNELS", "LLAMA_CPP_SOURCE", "MODELS",
+    "MODELS_DIR", "PYTHON",
 )  # fmt: skip
 NOT_OPTIONS = frozenset(PREFIX + name for name in _READ_ELSEWHERE)
 # What Kubernetes sets for a service with a name such as specllama, and Docker for a link; not options.

@@ -171,7 +171,7 @@ def load_library(report: Report = lambda *_: None, environ: Mapping[str, str] = 
         return _loaded(path)
     except Unusable as error:
         hint = f"name a folder with llama.cpp's source, unpacked, in {VARIABLE}"
-        if "compiler" in str(error):
+        if re.search("compiler|CXX", str(error)):
             hint = "install a C++ compiler"
         raise EngineError(
             f"images need llama.cpp's libmtmd, which is not there and cannot be compiled: {error}",

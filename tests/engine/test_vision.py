@@ -74,6 +74,18 @@ def test_an_image_that_is_a_text_has_its_embeddings(
     assert opened.pieces(40, 40) == [16]
 
 
+def test_logits_after_it_are_those_after_the_text(
+    encoder: Open, models: Callable[[str], LlamaModel], context: Callable[..., LlamaContext]
+) -> None:
+    opened, ctx = encoder("text"), context(models("text"), n_seq_max=2)
+    ids = list(range(3, 19))
+    (part,) = opened.encode(*tiny_mmproj.text_image(ids))
+    ctx.decode([BatchRow(token, i, 0, False) for i, token in enumerate(ids)])
+    ctx.decode_image(1, 0, part, output=False)
+    of_text, of_image = (ctx.decode([BatchRow(40, 16, seq_id, True)])[0].copy() for seq_id in (0, 1))
+    assert np.array_equal(of_text, of_image)
+
+
 def test_rows_that_see_each_other(encoder: Open, models: Callable[[str], LlamaModel]) -> None:
     opened, model = encoder("gemma3"), models("gemma3")
     begin, n, end = opened.pieces(200, 100)

@@ -32,6 +32,7 @@ class Interface:
 
 @pytest.fixture
 def hook(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.delenv("SPECLLAMA_LLAMA_CPP_SOURCE", raising=False)
     name = "hatchling.builders.hooks.plugin.interface"
     for i in range(1, 6):
         part = ".".join(name.split(".")[:i])
@@ -52,7 +53,6 @@ def test_the_object_is_compiled_into_the_wheel(
     compiler.write_text('#!/bin/sh\nwhile [ "$1" != -o ]; do shift; done\necho compiled > "$2"\n')
     compiler.chmod(0o755)
     monkeypatch.setenv("CXX", str(compiler))
-    monkeypatch.delenv("SPECLLAMA_LLAMA_CPP_SOURCE", raising=False)
     data: dict[str, Any] = {"force_include": {}, "pure_python": True}
     hook.initialize("standard", data)
     ((compiled, place),) = data["force_include"].items()
