@@ -24,7 +24,8 @@ from specllama.models import installed, manifest
 from specllama.models.demo import DemoStore
 from specllama.models.names import DEMO, PYDOC
 from specllama.models.progress import DownloadState
-from specllama.models.quants import size
+from specllama.models.projectors import find_projector
+from specllama.models.quants import ModelFiles, size
 from specllama.models.resolve import Library
 from specllama.text.terminal import printable
 
@@ -163,6 +164,7 @@ def _about(known: Library, model: installed.InstalledModel, header: Header | Non
         "commit": model.commit,
         "path": str(model.files[0].link),
         "files": [file.path for file in model.files],
+        "mmproj": str(model.projector.link) if model.projector else None,
         "missing": list(model.missing),
         "bytes": model.n_bytes,
         "quant": header.quant if header else model.quant,
@@ -222,6 +224,8 @@ def _disk_lines(
         state = "incomplete" if model.missing else printable(licence_of(model.entry, header))
         shown = (None, Fit()) if model.missing else (header, fits)
         rows.append(_disk_row(name, model.n_bytes, model.quant, *shown, state))
+        if model.projector:
+            rows.append(_projector_row(model.projector.link))
     head = ("name", "size", "quant", "context", "fits here", "licence")
     if rows:
         yield from wrapped(f"on disk, in {known.root}", width)
@@ -236,6 +240,8 @@ def _disk_lines(
         state = printable(licence_of(None, header)) if header else unusable
         n_bytes = sum(os.path.getsize(part) for part in there_is)
         rows.append(_disk_row(file.name, n_bytes, "", header, _fit(header, machine), state))
+        if path := header and find_projector(known, file.path).path:
+            rows.append(_projector_row(path))
     if rows:
         yield from ("", "files of your own")
         yield from listing(head, rows, width, least=(0, 1, 4))
@@ -248,6 +254,13 @@ def _disk_row(
     context = str(header.n_ctx_train) if header and header.n_ctx_train else "unknown"
     quant = (header.quant if header else quant) or "unknown"
     return printable(name), size(n_bytes), quant, context, fits.word, state
+
+
+def _projector_row(path: str | Path) -> tuple[str, ...]:
+    """The projector of the model in the row before."""
+    name = os.path.basename(path)
+    quant = ModelFiles({1: name}).quant
+    return f"  with {printable(name)}", size(os.path.getsize(path)), quant, "", "", "reads images"
 
 
 def _known_lines(
@@ -313,6 +326,7 @@ def verify(given: Mapping[str, Any]) -> int:
         todo = [file for model in installed.installed_models(known) for file in _files(model)]
     if DEMO in names or (not names and demo.is_on_disk()):
         todo.append(_File(DEMO, demo.require(), demo.verify))
+    todo = list({file.path: file for file in todo}.values())  # models of a repository share their projector
     damaged: list[IntegrityError] = []
     results = list(_verified(todo, damaged))
     words = {True: "whole  ", False: "DAMAGED", None: "unknown"}
@@ -334,7 +348,7 @@ class _File(NamedTuple):
 
 
 def _files(model: installed.InstalledModel) -> Iterator[_File]:
-    for file in model.files:
+    for file in (*model.files, *([model.projector] if model.projector else [])):
         yield _File(model.name, file.link, partial(installed.verify, file))
 
 

@@ -27,6 +27,7 @@ from specllama.models.memory.available import UNKNOWN, available_memory, gpus_pr
 from specllama.models.memory.plan import DeviceMemory, MemoryPlan, plan_embedder, plan_load
 from specllama.models.names import DEMO
 from specllama.models.prepare import known_draft
+from specllama.models.projectors import find_projector, projectors_of
 from specllama.models.quants import FILE_SHARE, size
 from specllama.models.resolve import Library, ResolvedModel
 from specllama.pair.check import check_any, own_head
@@ -175,7 +176,7 @@ def show(given: Mapping[str, Any]) -> int:
             raise
         return console.report({}, {}, _lines(_known_rows(known, entry, given["name"], error.message)))
     header, machine = known.header(model), this_machine()
-    rows = list(_rows(model, header, machine, list(_drafts(known, model, header))))
+    rows = list(_rows(known, model, header, machine, list(_drafts(known, model, header))))
     report = {"schema": "specllama.models-show/1", **{row.key: row.value for row in rows if row.key}}
     return console.report(
         given, report, _lines((row.label, printable(row.text)) for row in rows if row.label is not None)
@@ -204,7 +205,7 @@ def _known_rows(known: Library, entry: ManifestEntry, name: str, problem: str) -
 
 
 def _rows(
-    model: ResolvedModel, header: Header, machine: Machine, drafts: Sequence[DraftFound]
+    known: Library, model: ResolvedModel, header: Header, machine: Machine, drafts: Sequence[DraftFound]
 ) -> Iterator[Row]:
     """Of a head people get the first lines, and what it is; of an embedding model, nothing about texts."""
     is_head, embeds, fits = is_head_file(header), is_embedder(header), fit(header, machine)
@@ -228,6 +229,7 @@ def _rows(
     if embeds:
         makes = "scores of documents" if pooling_of(header, None) == "rank" else "vectors of texts"
         yield Row(None, None, "makes", f"{makes}: specllama embed, or serve --embeddings")
+    projector, images = _images(known, model)
     trained = f"{header.n_ctx_train} tokens in training" if header.n_ctx_train else "not stated"
     rows = (
         Row("n_ctx_train", header.n_ctx_train or None, "context", trained),
@@ -237,6 +239,7 @@ def _rows(
         Row("tools", _mentions(header, "tools")),
         Row("thinking", _mentions(header, *_THINKS)),
         Row("licence", licence, "licence", licence),
+        Row("mmproj", projector, *(("images", images) if images else ())),
         Row("fits", None if not fits.word else fits.plan is not None),
         Row("problem", fits.problem),
         Row("memory", fits.to_dict(machine), "memory", fits.sentence(machine)),
@@ -247,6 +250,22 @@ def _rows(
     for row in rows:
         hidden = is_head or (embeds and row.label in ("head", "template", "drafts"))
         yield row._replace(label=None) if hidden else row
+
+
+def _images(known: Library, model: ResolvedModel) -> tuple[str | None, str]:
+    """(The path of a model's projector, None where it is not on disk; what to say of it, "" for none)."""
+    if model.parsed.built_in:
+        return None, ""
+    if not model.path:
+        there = projectors_of(known, [model])
+        return None, f"read with {there[0].parts[0].path}, which specllama pull fetches too" if there else ""
+    match = find_projector(known, model.path)
+    if match.path:
+        return match.path, f"read with {match.path}"
+    entry = model.parsed.entry or known.entry_of(model.path)
+    if entry is None or entry.mmproj is None:
+        return None, ""
+    return None, f"specllama pull {model.name} fetches the projector that reads them"
 
 
 def _draft_lines(drafts: Sequence[DraftFound]) -> Iterator[str]:

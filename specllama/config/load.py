@@ -26,6 +26,7 @@ from specllama.config.forms import (
     NEGATED,
     OVERRIDES,
     PATHS,
+    PROJECTOR,
     RAM_BYTES,
     SHARES,
     TEMPLATE,
@@ -46,6 +47,7 @@ POOLINGS = ("auto", "none", "mean", "cls", "last", "rank")
 MAX_THREADS = 512  # GGML_MAX_N_THREADS: with more ggml may abort the process
 MAX_DRAFT = 512  # tokens of a draft
 MAX_TREE = 64  # second candidates of a draft
+MAX_IMAGE = 16384  # tokens of an image
 MAX_SLOTS = 256  # LLAMA_MAX_SEQ
 # Keeps the buffer after the logits aligned to cache lines; otherwise AMX is 1.5 times slower (Q4_0, Q8_0).
 _OUTPUT_MULTIPLE = 16
@@ -54,6 +56,7 @@ _models = partial(option_field, panel="Models", scope=_MODEL)
 _prompt = partial(option_field, panel="Prompt", scope=_MODEL)
 _drafting = partial(option_field, panel="Drafting", scope=_PROJECT)
 _hardware = partial(option_field, panel="Hardware")
+_images = partial(option_field, panel="Images", measuring=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -272,8 +275,23 @@ class LoadSettings:
         None, "-ctxcp --ctx-checkpoints --swa-checkpoints",
         "most states that are kept of a text of recurrent and hybrid models and sliding windows "
         "(default: as many as are worth their memory)", "N", measuring=False, low=0)
+    mmproj: str = _images(
+        "", "-mm --mmproj",
+        "the projector with which the model reads images (default: the mmproj-*.gguf next to the model)",
+        "FILE", scope=_MODEL, completes=(GGUF,), form=PROJECTOR)
+    mmproj_offload: bool = _images(
+        True, "--no-mmproj-offload", "keep the projector off the GPU", name="no_mmproj_offload", form=NEGATED)
+    image_min_tokens: int = _images(
+        0, "--image-min-tokens",
+        "least tokens of an image, where its size decides (default 0: the projector's own)", "N",
+        scope=_PROJECT, low=0, high=MAX_IMAGE)
+    image_max_tokens: int = _images(
+        0, "--image-max-tokens",
+        "most tokens of an image, where its size decides (default 0: the projector's own)", "N",
+        scope=_PROJECT, low=0, high=MAX_IMAGE)
     pooling: str | None = option_field(None, choices=POOLINGS)
     # fmt: on
+    mmproj_found: bool = False
 
     def __post_init__(self) -> None:
         for name in self.drafters:
@@ -287,6 +305,14 @@ class LoadSettings:
         if self.draft_max and self.draft_min > self.draft_max:
             more = f"{self.draft_min} is more than {option('draft_max')} {self.draft_max}"
             raise UsageError(more, option="draft_min")
+        if 0 < self.image_max_tokens < self.image_min_tokens:
+            more = f"{self.image_min_tokens} is more than {option('image_max_tokens', self.image_max_tokens)}"
+            raise UsageError(more, option="image_min_tokens")
+
+    @property
+    def projector(self) -> str:
+        """The file of the projector once models/prepare.py has found it, "" without one."""
+        return "" if self.mmproj == "none" else self.mmproj
 
     @property
     def wants_draft_model(self) -> bool:

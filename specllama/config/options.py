@@ -71,6 +71,11 @@ MODELS_DIR = table("Models",
 )
 MODELS += MODELS_DIR
 MODELS += _loading("Models")
+IMAGES = _loading("Images", measuring=False) + table("Images",
+    row("no_mmproj", "--no-mmproj --no-mmproj-auto", bool,
+        "look for no projector, and download none: images are refused", argument="mmproj"),
+    stored=True,
+)
 DRAFTING, HARDWARE = _loading("Drafting"), _loading("Hardware")
 CACHE = _loading("Hardware", measuring=False)
 SAMPLING = [
@@ -177,14 +182,14 @@ def _with_vllm_flags(options: Iterable[Option]) -> list[Option]:
 
 
 _BARE = [o for o in SAMPLING if o.stored]  # of a server: schemas and grammars are given by its clients
-RUN = [*PROMPT, *ESCAPES, *TEMPLATE, *MODELS, *SAMPLING, *DRAFTING, *HARDWARE, *CACHE, *OUTPUT]
-CHAT = [*CHATTING, *ESCAPES, *TEMPLATE, *MODELS, *SAMPLING, *DRAFTING, *HARDWARE, *CACHE, *LOG]
+RUN = [*PROMPT, *ESCAPES, *TEMPLATE, *MODELS, *IMAGES, *SAMPLING, *DRAFTING, *HARDWARE, *CACHE, *OUTPUT]
+CHAT = [*CHATTING, *ESCAPES, *TEMPLATE, *MODELS, *IMAGES, *SAMPLING, *DRAFTING, *HARDWARE, *CACHE, *LOG]
 SERVE = [
     *SERVING,
     *PAGE,
     *ESCAPES,
     *TEMPLATE,
-    *_with_vllm_flags([*MODELS, *_BARE, *DRAFTING, *HARDWARE, *CACHE]),
+    *_with_vllm_flags([*MODELS, *IMAGES, *_BARE, *DRAFTING, *HARDWARE, *CACHE]),
     *LOG,
 ]
 # fmt: off

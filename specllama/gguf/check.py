@@ -9,7 +9,7 @@ from difflib import get_close_matches
 
 import numpy as np
 
-from specllama.errors import GGUFError, UsageError
+from specllama.errors import GGUFError, UsageError, option
 from specllama.gguf.architectures import ARCHITECTURES, ENCODERS, NOT_CAUSAL, RECURRENT
 from specllama.gguf.header import MAX_LAYERS, Header
 from specllama.gguf.parse import NOT_MULTIPLIED, StringArray
@@ -41,8 +41,14 @@ def check_architecture(header: Header, embeds: bool = False) -> None:
     """
     architecture, kind = header.architecture, header.text("general.type")
     if kind in ("adapter", "mmproj") or architecture == "clip":
-        what = "an adapter (LoRA)" if kind == "adapter" else "a multimodal projector (mmproj)"
-        header.fail("general.architecture", f"{what}, not a language model", "Name the model itself.")
+        what, hint = "a multimodal projector (mmproj)", "Name the model itself"
+        if kind == "adapter":
+            what = "an adapter (LoRA)"
+        else:
+            of = header.text("general.basename") or header.text("general.name")
+            what += f" of {of}" if of else ""
+            hint += f" with {option('model')}, and this file with {option('mmproj')}"
+        header.fail("general.architecture", f"{what}, not a language model", f"{hint}.")
     if not architecture:
         header.fail("general.architecture", "without it the file cannot be loaded")
     if architecture not in ARCHITECTURES:

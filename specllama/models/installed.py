@@ -69,7 +69,8 @@ def installed_models(library: Library, repo: str | None = None) -> Iterator[Inst
             if entry is not None and not alias and model.name == f"{one}:{model.model.quant}":
                 alias = f"{entry.short_name}:{model.model.quant}"
             usual = model.content == by_repo
-            yield InstalledModel(model.commit, model.model, model.files, model.name, one, entry, alias, usual)
+            parts = (model.commit, model.model, model.files, model.name, model.projector)
+            yield InstalledModel(*parts, one, entry, alias, usual)
 
 
 def _content(stored: StoredRepo, where: RepoName, default: str) -> tuple[tuple[str, str], ...]:
@@ -139,16 +140,17 @@ def select_one(library: Library, name: str) -> list[InstalledModel]:
 
 
 def remove(library: Library, model: InstalledModel) -> int:
-    """Remove a model from all commits that have it, but keep content that another model uses. Returns the
-    bytes freed.
+    """Remove a model and its projector from all commits that have it, but keep content that another model
+    uses. Returns the bytes freed.
 
     Raises ResourceError.
     """
     cache, freed = RepoCache(library.root, model.repo), 0
     try:
-        blobs = {file.blob for file in model.files}
+        blobs = set[Path]()
         for same in StoredRepo(cache).copies(model.content):
             for file in same:
+                blobs.add(file.blob)
                 freed += 0 if file.link.is_symlink() else file.link.stat().st_size
                 file.link.unlink()
                 folder = file.link.parent

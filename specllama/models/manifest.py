@@ -33,7 +33,7 @@ from specllama.models.quants import PREFERRED, find_heads, find_models, guessed_
 SCHEMA = "specllama.models/1"
 _NAME = re.compile(r"[A-Za-z0-9][\w.+-]{0,95}", re.ASCII)
 NAME_FORM = "names are letters, digits, dots and dashes"
-_MODEL_KEYS = {"repo": str, "quant": str, "file": str, "revision": str, "licence": str, "source": str}
+_MODEL_KEYS = dict.fromkeys(("repo", "quant", "file", "revision", "licence", "source", "mmproj"), str)
 _KINDS: Mapping[type, str] = {dict: "a table", list: "a list", str: "a text"}
 _MAX_WORD = 100  # characters in a message
 _MAX_ENTRIES = 1000  # models, pairs, names in a list; of a file
@@ -42,7 +42,9 @@ _PAIR_KEYS = ("target", "drafts", "notes", "source")
 
 @dataclass(frozen=True, slots=True)
 class ManifestEntry:
-    """A model known by name. default: its quantisation or file if the user names none."""
+    """A model known by name. default: its quantisation or file if the user names none. mmproj: where its
+    projector is, a repository or a file of one; None where none is known.
+    """
 
     name: str
     where: RepoName
@@ -50,6 +52,7 @@ class ManifestEntry:
     licence: str = ""
     source: str = ""
     aliases: tuple[str, ...] = ()
+    mmproj: RepoName | None = None
 
     @property
     def usual(self) -> str:
@@ -199,10 +202,12 @@ def _entry(file: ManifestFile, name: str, table: Any) -> ManifestEntry:
         where = RepoName(table["repo"], default, table.get("revision", "main"))
         if "file" in table:
             check_file(table["file"])
+        mmproj = RepoName(*table["mmproj"].split(":", 1)) if "mmproj" in table else None
     except UsageError as error:
         file.fail(at, name, error.message)
     where = RepoName(where.repo, "", where.revision)
-    return ManifestEntry(name, where, default, table.get("licence", ""), table.get("source", ""), aliases)
+    about = (table.get("licence", ""), table.get("source", ""))
+    return ManifestEntry(name, where, default, *about, aliases, mmproj)
 
 
 def _pair(file: ManifestFile, number: int, table: Any) -> KnownPair:

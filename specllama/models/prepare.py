@@ -18,6 +18,7 @@ from specllama.errors import (
 )
 from specllama.models.demo import DemoStore
 from specllama.models.names import DEMO, PYDOC
+from specllama.models.projectors import described, projectors_of, with_projector
 from specllama.models.quants import size
 from specllama.models.resolve import Library, ParsedName, ResolvedModel
 
@@ -29,10 +30,12 @@ TARGET, DRAFT = option("model"), option("draft_model")  # what messages call the
 
 def prepare(library: Library, settings: LoadSettings, force: bool = False) -> LoadSettings:
     """The settings with paths instead of names, once both models are on disk: those that are not are
-    downloaded. Without a target: the demo model, or the embedded pair where the demo model is not on disk.
+    downloaded, a target with its projector. Without a target: the demo model, or the embedded pair where the
+    demo model is not on disk.
 
     force: download even if the headers show that the models cannot be used. Raises what `pair_on_disk`,
-    Library.find and `download` raise, and what `check` raises before anything but headers is downloaded.
+    Library.find, `with_projector` and `download` raise, and what `check` raises before anything but headers
+    is downloaded.
     """
     (target, draft), vocab = _names(library, settings), settings.draft_vocab
     paths = pair_on_disk(library, target, draft, vocab)
@@ -43,8 +46,9 @@ def prepare(library: Library, settings: LoadSettings, force: bool = False) -> Lo
         elif draft != "none":
             theirs = find_draft(library, draft, DRAFT)
         models += [theirs] if theirs is not None else []
-        paths = prepare_models(library, models, pair=True, force=force, draft_vocab=vocab)
-    return _with_paths(settings, paths)
+        images = settings.mmproj == ""
+        paths = prepare_models(library, models, True, force=force, draft_vocab=vocab, images=images)
+    return with_projector(library, _with_paths(settings, paths))
 
 
 def prepare_embedder(library: Library, settings: LoadSettings) -> LoadSettings:
@@ -58,14 +62,16 @@ def prepare_embedder(library: Library, settings: LoadSettings) -> LoadSettings:
         check_embedder(library.header(model), settings.pooling or "auto")
     except (GGUFError, UsageError) as error:
         raise error if error.option else error.prefixed(f"{option('embeddings')}: ") from None
-    path = model.path or prepare_models(library, [model], pair=False)[0]
+    path = model.path or prepare_models(library, [model], pair=False, images=False)[0]
     return replace(settings, target=replace(settings.target, path=path))
 
 
 def prepare_if_on_disk(library: Library, settings: LoadSettings) -> LoadSettings | None:
-    """As `prepare`, but None if a model must be downloaded. Raises what `pair_on_disk` raises."""
+    """As `prepare`, but None if a model must be downloaded. Raises what `pair_on_disk` and `with_projector`
+    raise.
+    """
     paths = pair_on_disk(library, *_names(library, settings), settings.draft_vocab)
-    return None if paths is None else _with_paths(settings, paths)
+    return None if paths is None else with_projector(library, _with_paths(settings, paths))
 
 
 def _names(library: Library, settings: LoadSettings) -> tuple[str, str]:
@@ -124,15 +130,17 @@ def prepare_models(
     pair: bool,
     force: bool = False,
     draft_vocab: str = "strict",
+    images: bool = True,
 ) -> list[str]:
     """The paths of models, downloaded if they are not on disk, with notes on size, licence and memory.
 
-    pair: the second is a draft for the first, and the pair is checked before the download. Raises what
-    `check` and `download` raise.
+    pair: the second is a draft for the first, and the pair is checked before the download. images: download
+    projectors too, but not that of a draft. Raises what `check`, `projectors_of` and `download` raise.
     """
     from specllama.models.hub.pull import download, plan
 
-    todo = plan(library, models)
+    projectors = projectors_of(library, models[: 1 if pair else None]) if images else []
+    todo = plan(library, [*models, *projectors])
     for model in models:
         if model.listing is not None and model.files is not None:
             licence = model.parsed.entry.licence if model.parsed.entry is not None else ""
@@ -141,20 +149,27 @@ def prepare_models(
                 f"{model.name}: {model.listing.name.repo}/{model.files.first}, {n_bytes}, "
                 f"licence: {licence or model.listing.licence or 'not stated'}"
             )
+    for projector in projectors:
+        library.listener.note(described(projector))
     todo.check()
     if todo.missing:
         free = "" if todo.free is None else f", {size(todo.free)} free"
         library.listener.note(f"{size(todo.missing)} to download into {todo.root}{free}")
     elif todo.items:
         library.listener.note("all of it is on disk")
-    check(library, models, pair, force, draft_vocab)
-    return download(library, models)
+    check(library, models, pair, force, draft_vocab, next(iter(projectors), None))
+    return download(library, [*models, *projectors])[: len(models)]
 
 
 def check(
-    library: Library, models: Sequence[ResolvedModel], pair: bool, force: bool, draft_vocab: str = "strict"
+    library: Library,
+    models: Sequence[ResolvedModel],
+    pair: bool,
+    force: bool,
+    draft_vocab: str = "strict",
+    projector: ResolvedModel | None = None,
 ) -> None:
-    """Check the headers of models, by Range requests if they are on the hub.
+    """Check the headers of models, by Range requests if they are on the hub. projector: of the first one.
 
     Raises GGUFError, UsageError or IncompatiblePairError for what cannot be run; with `force` only warns.
     """
@@ -185,20 +200,25 @@ def check(
         library.listener.warning(error.message)
         return
     if pair or len(headers) == 1:
-        _note_memory(library, headers)
+        _note_memory(library, headers, projector)
 
 
-def _note_memory(library: Library, headers: Sequence[Header]) -> None:
+def _note_memory(library: Library, headers: Sequence[Header], projector: ResolvedModel | None = None) -> None:
     """Note whether the memory is sufficient without devices, which are unknown before loading. A head inside
-    the model is counted where it will be used.
+    the model is counted where it will be used. projector: of the target.
     """
+    from specllama.gguf.projector import read_projector
     from specllama.heads import is_head_file
     from specllama.models.memory.available import available_memory
+    from specllama.models.memory.images import image_memory
     from specllama.models.memory.plan import PlanSettings, plan_memory
     from specllama.pair.check import own_head
 
     target, draft = headers[0], headers[1] if len(headers) > 1 else None
     settings, problem = PlanSettings(available=available_memory()), ""
+    if projector is not None:
+        images = image_memory(read_projector(library.header(projector)), "auto", False)
+        settings = replace(settings, images=images)
     own = None if draft is not None and is_head_file(draft) else own_head(target)[0]
     for head in [None] if own is None else [own.head, None]:
         try:

@@ -8,13 +8,17 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from specllama.errors import IntegrityError, NotFoundError, UsageError
 from specllama.gguf.source import DOWNLOAD_AGAIN, MAX_PARTS
 from specllama.models.names import shown
 
 PREFERRED = ("Q4_K_M", "Q8_0")
-_SIDECAR_WORDS = ("mmproj", "imatrix")
+PROJECTOR = "mmproj"  # in the names of projectors
+_SIDECAR_WORDS = (PROJECTOR, "imatrix")
+_PROJECTOR_QUANTS = ("F16", "BF16", "Q8_0", "F32")  # in the order in which they are taken
+_OF_ANY = frozenset(("", PROJECTOR, "gguf", "model", "vision", "projector", "clip"))  # words of no model
 _HEAD_STARTS = ("mtp-", "eagle3-", "dflash-", "dspark-")  # llama.cpp's names of heads next to their model
 _HEAD_WORDS = re.compile(r"(?<![a-z0-9])(?:eagle-?3|dflash|dspark|gemma-?4\S*-assistant)(?![a-z0-9])")
 _SPLIT = re.compile(r"(?s)(.*)-(\d{5})-of-(\d{5})\.gguf", re.IGNORECASE)
@@ -106,6 +110,40 @@ def is_head_name(path: str) -> bool:
 def _is_other(path: str) -> bool:
     name = path.rpartition("/")[2].lower()
     return any(word in name for word in _SIDECAR_WORDS)
+
+
+def projectors_for(paths: Iterable[str], model: str) -> list[str]:
+    """The projectors among the paths of a repository that are in the folder of this model, or in one around
+    it: the nearest first, then those whose names have most in common with the model's, then by precision.
+    """
+    words, folder = name_words(model), model.rpartition("/")[0].split("/")
+
+    def rank(path: str) -> tuple[Any, ...]:
+        quant = ModelFiles({1: path}).quant
+        order = _PROJECTOR_QUANTS.index(quant) if quant in _PROJECTOR_QUANTS else len(_PROJECTOR_QUANTS)
+        return -path.count("/"), -len(words & name_words(path)), order, path
+
+    def is_near(path: str) -> bool:
+        own = path.rpartition("/")[0]
+        return not own or own.split("/") == folder[: own.count("/") + 1]
+
+    there = [path for path in paths if path.lower().endswith(".gguf") and is_projector_name(path)]
+    return sorted(filter(is_near, there), key=rank)
+
+
+def is_projector_name(path: str) -> bool:
+    """Whether a file is a projector by its name; its header decides (gguf/projector.py)."""
+    return PROJECTOR in path.rpartition("/")[2].lower()
+
+
+def name_words(path: str) -> frozenset[str]:
+    """The words in the name of a model or of its projector that tell models apart, without quantisation."""
+    files = ModelFiles({1: path})
+    name = re.sub(r"-\d{5}-of-\d{5}$", "", path.rpartition("/")[2][: -len(".gguf")])
+    matches = list(_QUANT.finditer(name)) if files.quant else []
+    if matches:
+        name = name[: matches[-1].start()] + name[matches[-1].end() :]
+    return frozenset(re.split(r"[-_.\s]+", name.lower())) - _OF_ANY
 
 
 def find_models(paths: Iterable[str]) -> list[ModelFiles]:

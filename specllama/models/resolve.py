@@ -262,7 +262,7 @@ class Library:
 
     def draft_for(self, target: ResolvedModel) -> tuple[ResolvedModel | None, list[ManifestEntry]]:
         """The first known draft for a target that is on disk, and all known drafts."""
-        entry = target.parsed.entry or self._entry_of(target.path)
+        entry = target.parsed.entry or self.entry_of(target.path)
         known = self.manifest.drafts_for(entry) if entry is not None else []
         for draft in known:
             parsed = ParsedName(draft.short_name, draft.where, draft)
@@ -270,7 +270,7 @@ class Library:
                 return on_disk, known
         return None, known
 
-    def _entry_of(self, path: str) -> ManifestEntry | None:
+    def entry_of(self, path: str) -> ManifestEntry | None:
         """The entry in models.toml of a file in the cache."""
         try:
             first = Path(path).absolute().relative_to(self.root.absolute()).parts[0]

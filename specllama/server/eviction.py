@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from specllama.config.load import LoadSettings
 from specllama.errors import NotFoundError, ResourceError
 from specllama.gguf.header import Header, read_model
+from specllama.gguf.projector import Projector, read_projector
 from specllama.heads import is_head_file
 from specllama.heads.check import check_draft, check_embedder, check_model
 from specllama.heads.kind import HeadInfo
@@ -23,25 +25,28 @@ from specllama.server.memory import FreeMemory, LoadedModel
 class PendingLoad:
     """A model to load: its settings, with paths, and the headers of its files. draft: of a draft model, a
     head's own file, or the head inside the target. head: the head inside the target, next to a draft model.
+    projector: of the target.
     """
 
     settings: LoadSettings
     target: Header
     draft: Header | HeadInfo | None
     head: HeadInfo | None = None
+    projector: Projector | None = None
 
     def plan(self, free: FreeMemory) -> MemoryPlan:
         """The memory plan; without the target's own head if it does not fit. Raises ResourceError."""
         gpus = [DeviceMemory(gpu.name, gpu.free, gpu.unified) for gpu in free.gpus]
         if self.settings.pooling is not None:
             return plan_embedder(self.settings, self.target, free.host, gpus)
+        load = partial(plan_load, self.settings, self.target, projector=self.projector)
         try:
-            return plan_load(self.settings, self.target, self.draft, free.host, gpus, head=self.head)
+            return load(self.draft, free.host, gpus, head=self.head)
         except ResourceError:
             if self.head is None and not isinstance(self.draft, HeadInfo):
                 raise
             draft = None if isinstance(self.draft, HeadInfo) else self.draft
-            return plan_load(self.settings, self.target, draft, free.host, gpus)
+            return load(draft, free.host, gpus)
 
 
 def prepare_load(settings: LoadSettings, library: Library | None) -> PendingLoad:
@@ -59,15 +64,18 @@ def prepare_load(settings: LoadSettings, library: Library | None) -> PendingLoad
         raise NotFoundError(f"{settings.target.path} is not complete on this disk any more")
     target = read_model(files.target.path)
     check_model(target)
+    projector = None
+    if files.projector:
+        projector = read_projector(read_model(files.projector), files.image_max_tokens)
     if files.draft is None:
-        return PendingLoad(files, target, None)
+        return PendingLoad(files, target, None, None, projector)
     verdict, reason = own_head(target)
     head = verdict.head if verdict is not None else None
     if files.draft.path == files.target.path and (head or reason):
-        return PendingLoad(files, target, head)
+        return PendingLoad(files, target, head, None, projector)
     draft = read_model(files.draft.path)
     check_draft(draft)
-    return PendingLoad(files, target, draft, None if is_head_file(draft) else head)
+    return PendingLoad(files, target, draft, None if is_head_file(draft) else head, projector)
 
 
 def embedder_bytes(settings: LoadSettings) -> int:

@@ -121,6 +121,7 @@ class TestOptions:
         """A field that settings gain is an option, or an argument, or this fails."""
         model = {f.name for f in fields(ModelSettings)} - {"path", "n_ctx", "n_gpu_layers"}
         arguments = {"target", "draft", "n_slots", "drafters", "draft_max", "exact", "chat_template"}
+        arguments.add("mmproj_found")  # of models/prepare.py
         load = {f.name for f in fields(LoadSettings)} - arguments
         known = set(LoadOptions.__annotations__)
         assert known == set(OPTIONS)
@@ -130,6 +131,7 @@ class TestOptions:
 
     def test_what_may_be_none_may_be_given_as_none(self, model: Path) -> None:
         optional = [name for name, hint in LoadOptions.__annotations__.items() if "None" in str(hint)]
+        optional.remove("mmproj")  # where None is no projector
         assert "swa_full" in optional
         given: Any = dict.fromkeys(optional)
         assert Unloaded(model, **given).settings == Unloaded(model).settings

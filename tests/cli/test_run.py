@@ -344,7 +344,7 @@ VALUES = {
     "json_schema": '{"const": 1}', "logprobs": "1", "cache_disk": "0", "cache_ram": "512",
     "ctx_checkpoints": "4", "reasoning_budget": "100", "reasoning_budget_message": "Enough.",
     "draft_vocab": "strict", "draft_tree": "2", "models_dir": ".", "prediction": os.devnull,
-    "memory_from": str(EMBEDDED_DRAFT),
+    "memory_from": str(EMBEDDED_DRAFT), "mmproj": "none", "image_min_tokens": "8", "image_max_tokens": "64",
 }  # fmt: skip
 ALONE = {  # in tests of their own
     "file", "raw", "chat_template_file", "lora", "lora_scaled", "cpu_moe", "cpu_moe_draft", "override_tensor",

@@ -143,6 +143,10 @@ AT_RUN_TIME: Mapping[str, str] = {
     "cache_ram": "worker/engine_core.py",
     "ctx_checkpoints": "worker/engine_core.py",
     "pooling": "worker/embedding.py",
+    "mmproj": "config/load.py",
+    "mmproj_offload": "models/memory/plan.py",
+    "image_min_tokens": "config/load.py",
+    "image_max_tokens": "config/load.py",
 }
 
 

@@ -24,7 +24,15 @@ from specllama.config.places import NOWHERE
 from specllama.config.store import NOT_THERE, locked, sync_folder, temporary, write_whole
 from specllama.errors import IntegrityError, NotFoundError, ResourceError, UsageError
 from specllama.models.names import DEFAULT_REVISION, RepoName
-from specllama.models.quants import ModelFiles, candidates, choose, find_heads, find_models, is_head_name
+from specllama.models.quants import (
+    ModelFiles,
+    candidates,
+    choose,
+    find_heads,
+    find_models,
+    is_head_name,
+    projectors_for,
+)
 from specllama.regular_file import open_regular, read_regular
 
 if TYPE_CHECKING:
@@ -322,13 +330,14 @@ def hash_for(etag: str, n_bytes: int) -> hashlib._Hash:
 @dataclass(frozen=True, slots=True)
 class StoredModel:
     """A model of a repository on disk. files: those of its parts that are there. name: which means this model
-    alone; the path of its first part where no name can.
+    alone; the path of its first part where no name can. projector: its own, None without one.
     """
 
     commit: str
     model: ModelFiles
     files: tuple[Snapshot, ...]
     name: str = ""
+    projector: Snapshot | None = None
 
     @property
     def content(self) -> tuple[tuple[str, str], ...]:
@@ -365,9 +374,13 @@ class StoredRepo:
         return None
 
     def copies(self, content: tuple[tuple[str, str], ...]) -> list[tuple[Snapshot, ...]]:
-        """The files of a model in each commit that has it."""
-        every = (one for commit in self._commits for one in self._of(commit))
-        return [one.files for one in every if one.content == content]
+        """The files of a model in each commit that has it, with its projector if no other model has that."""
+        copies = []
+        for models in (list(self._of(commit)) for commit in self._commits):
+            for one in (model for model in models if model.content == content):
+                shared = any(o.projector == one.projector for o in models if o is not one)
+                copies.append(one.files + ((one.projector,) if one.projector and not shared else ()))
+        return copies
 
     def models(self) -> Iterator[StoredModel]:
         """All models and heads, those of the newest commit first, each once."""
@@ -401,4 +414,6 @@ class StoredRepo:
 
 
 def _stored(commit: str, model: ModelFiles, there: Mapping[str, Snapshot]) -> StoredModel:
-    return StoredModel(commit, model, tuple(there[path] for _, path in sorted(model.there.items())))
+    files = tuple(there[path] for _, path in sorted(model.there.items()))
+    own = () if is_head_name(model.first) else projectors_for(there, model.first)
+    return StoredModel(commit, model, files, projector=there[own[0]] if own else None)

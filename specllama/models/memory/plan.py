@@ -17,10 +17,12 @@ from specllama.errors import ResourceError, UsageError, option
 from specllama.gguf.architectures import ENCODERS, computed_at_once, pooling_of
 from specllama.gguf.header import Header
 from specllama.gguf.parse import TYPE_BY_NAME
+from specllama.gguf.projector import Projector
 from specllama.heads import HEAD_ARCHITECTURES, file_head
 from specllama.heads.kind import HeadInfo, of_blocks
 from specllama.models.memory.cost import N_CTX_PAD, CostSettings, MemoryCosts, Usage, keeps_all_cells
 from specllama.models.memory.cost import DeviceMemory as DeviceMemory
+from specllama.models.memory.images import NO_IMAGES, ImageMemory, image_memory
 
 # The parts of a file with a head, as headers of their own, so that the memory of each can be planned.
 #
@@ -63,12 +65,14 @@ _QUANTS = (("Q8_0", 8.5), ("Q6_K", 6.6), ("Q5_K_M", 5.7), ("Q4_K_M", 4.9), ("Q3_
 @dataclass(frozen=True)
 class PlanSettings:
     """The settings to plan for. available: bytes of host memory. draft: None for those of the target, but its
-    context. n_ctx 0: the plan chooses, for the draft that of the target.
+    context. n_ctx 0: the plan chooses, for the draft that of the target. images: of a projector, whose bytes
+    on the devices their free memory does not have any more.
     """
 
     available: int
     target: CostSettings = _DEFAULT
     draft: CostSettings | None = None
+    images: ImageMemory = NO_IMAGES
 
     @property
     def of_draft(self) -> CostSettings:
@@ -82,9 +86,9 @@ class PlanSettings:
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """The memory of all models. available, host, device: bytes. device_room: free bytes of the target's
-    devices; draft_room: free bytes of the draft's devices next to the target. head: of the target's own head
-    where a draft model drafts too; alone it is `draft`.
+    """The memory of all models and of the projector. available, host, device: bytes. device_room: free bytes
+    of the target's devices; draft_room: free bytes of the draft's devices next to the target. head: of the
+    target's own head where a draft model drafts too; alone it is `draft`.
     """
 
     target: Usage
@@ -96,6 +100,7 @@ class MemoryPlan:
     draft_room: int
     warnings: tuple[str, ...] = ()
     head: Usage | None = None
+    images: ImageMemory = NO_IMAGES
 
     @property
     def n_ctx(self) -> int:
@@ -200,11 +205,14 @@ class _Planner:
             layers = with_last if self.inside else d.n_gpu_layers
             draft = _offloaded(self._draft, n_ctx_draft, layers, draft_room)
             usages.append((draft, own))
-        device = sum(usage.device for usage, _ in usages)
-        host = sum(usage.host for usage, _ in usages)
+        images = self.settings.images
+        device = images.device + sum(usage.device for usage, _ in usages)
+        host = images.host + sum(usage.host for usage, _ in usages)
+        host += images.device if s.devices[:1] and s.devices[0].unified else 0
         for usage, devices in usages:
             host += _part(usage.device, devices, [d for d in devices if d.unified])
-        return MemoryPlan(target, draft, self.settings.available, host, device, room, draft_room, head=head)
+        available = self.settings.available
+        return MemoryPlan(target, draft, available, host, device, room, draft_room, head=head, images=images)
 
     def largest_fitting(self, most: int) -> int | None:
         """The largest n_ctx up to `most` that fits, by bisection in steps of 256 from 512; or None."""
@@ -285,6 +293,8 @@ def _refusal(planner: _Planner, plan: MemoryPlan) -> ResourceError:
         "KV cache": sum(u.kv + u.state for u in usages),
         "buffers": sum(u.compute + u.outputs + u.fixed for u in usages),
     }
+    if plan.images.weights:
+        parts["images"] = plan.images.host + plan.images.device
     detail = ", ".join(f"{name} {_gigabytes(n)}" for name, n in parts.items())
     *others, last = [header.name for header in planner.headers]
     models = f"{', '.join(others)} and {last}" if others else last
@@ -310,9 +320,11 @@ def _remedies(planner: _Planner, plan: MemoryPlan) -> Iterator[str]:
             yield option("n_gpu_layers", auto.target.n_gpu_layers) + both
     alone = planner.with_settings(s, alone=True) if draft else None
     no_draft = option("draft_model", "none")
+    no_images = planner.with_settings(replace(s, images=NO_IMAGES)) if s.images.weights else None
     variants = [
         ("", planner),
         (_cache_flags(draft), _quantised(planner)),
+        (option("mmproj", "none"), no_images),
         (no_draft, alone),
         (f"{no_draft} {_cache_flags(None)}", _quantised(alone) if alone else None),
     ]
@@ -430,10 +442,17 @@ def plan_load(
     n_outputs: int | None = None,
     n_rs_seq: int | None = None,
     head: HeadInfo | None = None,
+    projector: Projector | None = None,
 ) -> MemoryPlan:
     """The plan of a load. draft, head: as in `plan_memory`. available: bytes of host memory. devices: all
-    GPUs of the build. n_outputs, n_rs_seq: instead of what the settings ask for. Raises as `plan_memory`.
+    GPUs of the build. n_outputs, n_rs_seq: instead of what the settings ask for. projector: of the target.
+    Raises as `plan_memory`.
     """
+    images = NO_IMAGES
+    if projector is not None:
+        settings, first = with_images(settings, projector), _used(settings.target, devices)[:1]
+        images = image_memory(projector, settings.target.flash_attn, settings.mmproj_offload and bool(first))
+        devices = [replace(d, free=max(0, d.free - images.device)) if d in first else d for d in devices]
     t, d = settings.target, settings.draft or replace(settings.target, n_ctx=0)
     of_target = CostSettings(
         t,
@@ -445,7 +464,15 @@ def plan_load(
         _used(t, devices),
     )
     of_draft = replace(of_target, model=d, n_spare=0, swa_full=True, devices=_used(d, devices))
-    return plan_memory(target, draft, PlanSettings(available, of_target, of_draft), head)
+    return plan_memory(target, draft, PlanSettings(available, of_target, of_draft, images), head)
+
+
+def with_images(settings: LoadSettings, projector: Projector) -> LoadSettings:
+    """The settings with as many rows computed at once as an image of this projector needs."""
+    t, n = settings.target, projector.n_ubatch
+    if n <= min(t.n_ubatch, t.n_batch):
+        return settings
+    return replace(settings, target=replace(t, n_batch=max(n, t.n_batch), n_ubatch=max(n, t.n_ubatch)))
 
 
 def plan_embedder(

@@ -24,9 +24,8 @@ def built(values: dict[str, Any]) -> tuple[LoadSettings, dict[str, Any]]:
 
 
 def test_without_values_the_default_pair_is_loaded() -> None:
-    assert build.load_settings({}) == LoadSettings(
-        target=ModelSettings(path=""), draft=ModelSettings(path="auto")
-    )
+    pair = LoadSettings(target=ModelSettings(path=""), draft=ModelSettings(path="auto"), mmproj="none")
+    assert build.load_settings({}) == pair  # commands that measure read no images
     assert build.sampling({}) == {}
 
 
@@ -222,3 +221,19 @@ def test_templates_by_name() -> None:
     for name in ("command-q", "llama-2-sys", "granite-9"):
         with pytest.raises(UsageError, match=f"chat_template: '{name}' is no template, .*: chatml, llama2, "):
             named_template(name)
+
+
+def test_projectors(tmp_path: Path) -> None:
+    file = tmp_path / "mmproj-F16.gguf"
+    file.touch()
+
+    def made(**given: Any) -> str:
+        return build.load_settings(given, kept_seconds=1).mmproj
+
+    assert made() == made(mmproj="auto") == ""
+    assert made(no_mmproj=True) == made(mmproj="none") == "none"
+    assert made(mmproj=str(file), no_mmproj=True) == made(mmproj=str(file)) == str(file)
+    with pytest.raises(NotFoundError, match=r"^mmproj: there is no file .*gone.gguf"):
+        made(mmproj=str(tmp_path / "gone.gguf"))
+    with pytest.raises(UsageError, match="^image_min_tokens 64 is more than image_max_tokens=32"):
+        build.load_settings({"image_min_tokens": 64, "image_max_tokens": 32})

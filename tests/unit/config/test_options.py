@@ -63,7 +63,7 @@ def test_a_projects_file_may_set_what_its_table_says() -> None:
 
 def test_run_has_these_panels() -> None:
     panels = list(dict.fromkeys(o.panel for o in options.RUN))
-    assert panels == ["Prompt", "Models", "Sampling", "Drafting", "Hardware", "Output"]
+    assert panels == ["Prompt", "Models", "Images", "Sampling", "Drafting", "Hardware", "Output"]
 
 
 def test_options_are_spelled_for_each_front() -> None:

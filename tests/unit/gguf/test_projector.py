@@ -1,0 +1,90 @@
+"""What the header of a projector says, and which files and pairs are refused by it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from specllama.errors import GGUFError, UsageError
+from specllama.gguf.header import read_header, read_source
+from specllama.gguf.projector import Projector, check_fits, read_projector
+from specllama.heads.check import check_model
+from tests.support import tiny_mmproj, tinygguf
+from tests.support.ggufbytes import GGUF, Tensor
+
+
+class Bytes:
+    def __init__(self, data: bytes) -> None:
+        self.data, self.size, self.name = data, len(data), "mmproj.gguf"
+
+    def read(self, offset: int, n: int) -> bytes:
+        return self.data[offset : offset + n]
+
+
+def projector(kind: str, tensors: tuple[Tensor, ...] = (), max_tokens: int = 0, **vision: int) -> Projector:
+    sizes = {"patch_size": 14, "image_size": 896, "embedding_length": 1152} | vision
+    keys = {"general.architecture": "clip", "clip.has_vision_encoder": True, "clip.projector_type": kind}
+    keys |= {f"clip.vision.{key}": value for key, value in sizes.items()}
+    return read_projector(read_source(Bytes(GGUF(keys, tensors).build())), max_tokens)
+
+
+def test_an_image_of_gemma_3_is_computed_at_once() -> None:
+    one = projector("gemma3", (Tensor("mm.input_projection.weight", (2560, 1152), 1),))
+    assert (one.width, one.n_patches, one.n_rows, one.n_ubatch) == (2560, 64**2, 256, 256)
+
+
+@pytest.mark.parametrize(
+    ("kind", "width", "rows", "at_once"),
+    [("gemma4v", 1536, 1120, 0), ("gemma4v", 5376, 1120, 1120), ("gemma4uv", 5376, 1120, 1120)],
+)
+def test_the_small_models_of_gemma_4_see_causally(kind: str, width: int, rows: int, at_once: int) -> None:
+    one = projector(kind, (Tensor("mm.input_projection.weight", (768, width), 1),), patch_size=16)
+    assert (one.width, one.n_rows, one.n_ubatch) == (width, rows, at_once)
+    assert one.n_patches == rows * (9 if kind == "gemma4v" else 1)
+
+
+def test_where_the_size_of_an_image_decides_there_is_a_limit() -> None:
+    vision = {"image_size": 560, "spatial_merge_size": 2}
+    assert projector("qwen3vl_merger", **vision).n_rows == 4096
+    limited = projector("qwen3vl_merger", max_tokens=1000, **vision)
+    assert (limited.n_rows, limited.n_patches, limited.n_ubatch) == (1000, 4000, 0)
+    by_pixels = projector("dots_ocr", **{"image_max_pixels": 28**2 * 100, "projector.scale_factor": 2})
+    assert by_pixels.n_rows == 100
+    assert projector("gemma3", max_tokens=1000).n_rows == 256  # one size for all images
+
+
+def test_of_an_unknown_kind_the_width_is_not_known() -> None:
+    assert projector("no_such").width == 0
+
+
+@pytest.mark.parametrize("vision", [{"patch_size": 0}, {"image_size": 100_000}, {"patch_size": 10_000}])
+def test_sizes_that_are_not_possible_are_refused(vision: dict[str, int]) -> None:
+    with pytest.raises(GGUFError, match=f"clip.vision.{next(iter(vision))} at byte"):
+        projector("gemma3", **vision)
+
+
+def test_a_model_is_no_projector_and_a_projector_no_model(tmp_path: Path) -> None:
+    model = read_header(tinygguf.llama(tmp_path / "model.gguf"))
+    with pytest.raises(UsageError, match="is a model, and no projector") as caught:
+        read_projector(model)
+    assert caught.value.hint == "name a model with model, and its mmproj-*.gguf with mmproj"
+    header = read_header(tiny_mmproj.gemma3(tmp_path / "mmproj.gguf"))
+    with pytest.raises(
+        GGUFError, match=r"a multimodal projector \(mmproj\) of tiny-gemma3, not a"
+    ) as refused:
+        check_model(header)
+    assert refused.value.hint == "Name the model itself with model, and this file with mmproj."
+    check_fits(read_projector(header), model)
+
+
+def test_the_projector_of_another_model_is_refused_by_its_width(tmp_path: Path) -> None:
+    model = read_header(tinygguf.llama(tmp_path / "model.gguf"))
+    other = read_projector(read_header(tiny_mmproj.gemma3(tmp_path / "mmproj.gguf", n_embd=64)))
+    with pytest.raises(UsageError, match=r"rows of 64 numbers, and .* reads rows of 48"):
+        check_fits(other, model)
+
+
+def test_sound_is_no_image() -> None:
+    with pytest.raises(UsageError, match="a projector for sound"):
+        read_projector(read_source(Bytes(GGUF({"general.architecture": "clip"}).build())))
