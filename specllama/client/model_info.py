@@ -95,7 +95,7 @@ class LoadInfo:
     file_bytes: of the target's file. end_ids: tokens that end a generation. sampling: defaults of the program
     and of the model's file. template: the source of the chat template, "" where there is none;
     template_works: whether it can be used. embedding: of a model that makes vectors, None for one that writes
-    texts. vision: whether it reads images.
+    texts. vision: whether it reads images, mmproj: by the projector in this file.
 
     The fields of _INTERNAL are for the program itself: model_based, forced: the drafters that are a model and
     those of what a grammar forces. call_format: name of the format in which the model writes tool calls;
@@ -143,6 +143,7 @@ class LoadInfo:
     gpus: tuple[DeviceInfo, ...] = ()
     embedding: EmbeddingInfo | None = None
     vision: bool = False
+    mmproj: str = ""
 
     @property
     def gpu_share(self) -> float:

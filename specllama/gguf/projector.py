@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from specllama.errors import UsageError, option
+from specllama.errors import UsageError
+from specllama.gguf.check import check_projector
 from specllama.gguf.header import Header
 from specllama.regular_file import table_of
 
@@ -52,22 +53,11 @@ class Projector:
         return self.n_rows if self.at_once else 0
 
 
-def is_projector(header: Header) -> bool:
-    """Whether the file is a projector, of images or of sound."""
-    return header.architecture == "clip" or header.text("general.type") == "mmproj"
-
-
 def read_projector(header: Header, max_tokens: int = 0) -> Projector:
     """The vision part of a projector. max_tokens: of an image, 0 for its own limit. Raises UsageError for a
     file that is none, GGUFError for sizes that are not possible.
     """
-    if not is_projector(header):
-        raise UsageError(
-            f"{header.path} is a model, and no projector",
-            f"name a model with {option('model')}, and its mmproj-*.gguf with {option('mmproj')}",
-        )
-    if not header.flag("clip.has_vision_encoder"):
-        raise UsageError(f"{header.path} is a projector for sound, not for images", "name one for images")
+    check_projector(header)
     kind = header.text("clip.projector_type") or header.text("clip.vision.projector_type")
     patch, side = _size(header, "patch_size"), _size(header, "image_size", 0)
     merge = _size(header, "projector.scale_factor", 0) or _size(header, "spatial_merge_size", 0)

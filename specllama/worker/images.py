@@ -26,6 +26,7 @@ class Encoder(Protocol):
     """The part of llama/vision.py that is used here, which documents it."""
 
     key: bytes
+    mrope: bool
 
     def pieces(self, width: int, height: int) -> list[list[int] | int]: ...
 

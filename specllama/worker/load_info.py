@@ -67,6 +67,8 @@ def load_info(loaded: Loaded, template_works: bool, notes: Sequence[Note], calls
         call_tokens=tuple(calls.tokens),
         template_reasons=calls.reasons,
         infill=not fim_tokens(model).missing,
+        vision=loaded.vision is not None,
+        mmproj=s.projector,
     )
 
 
@@ -118,6 +120,8 @@ def _settings_notes(loaded: Loaded) -> list[Note]:
     """Notes for the user about settings that have no effect, or not the expected one."""
     settings, model, context = loaded.settings, loaded.model, loaded.context
     notes = []
+    if loaded.vision is not None:
+        notes.append(f"reads images ({os.path.basename(settings.projector)})")
     if 0 < settings.target.n_ctx < min(_LEAST_CONTEXT, context.n_ctx):
         less = f"llama.cpp makes no context of less than {_LEAST_CONTEXT} tokens"
         notes.append(f"{option('n_ctx', settings.target.n_ctx)} becomes {context.n_ctx}: {less}")
@@ -157,6 +161,8 @@ def _settings_notes(loaded: Loaded) -> list[Note]:
         )
     reads_target = loaded.head is not None and loaded.head.head.kind.shares_cache
     reason = "the head reads the target's cache" if reads_target else why_no_branches(model)
+    if loaded.vision is not None and loaded.vision.mrope:
+        reason = "the positions of images do not allow it"
     if settings.exact_width is not None or loaded.holds_widths:
         reason = "all decodes of a text have one width"
     if settings.draft_tree and reason:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 from specllama.client import protocol
 from specllama.clock import running_time
@@ -20,6 +21,7 @@ from specllama.drafters.ngrams import RequestHistory
 from specllama.errors import ResourceError, option
 from specllama.gguf.architectures import ROLLBACK
 from specllama.gguf.header import FileIdentity, Header
+from specllama.gguf.projector import Projector
 from specllama.llama.context import LlamaContext
 from specllama.llama.library import KERNELS, devices
 from specllama.llama.model import LlamaModel
@@ -33,6 +35,7 @@ from specllama.models.memory.plan import (
     rollback,
     rows_of_logits,
     spare_cells,
+    with_images,
 )
 from specllama.other_work import OtherWork
 from specllama.pair.check import HeadVerdict, PairVerdict
@@ -57,6 +60,7 @@ from specllama.worker.images import Encoder
 from specllama.worker.prefix_persister import model_files, prefix_key
 from specllama.worker.profile import ModelProfile
 from specllama.worker.profile_keys import pair_key, target_key
+from specllama.worker.vision import checked_projector, open_encoder, without_projector
 
 MIN_ROLLBACK = 2  # recurrent states below which drafts are not worth their memory
 _SLOW_FLOPS, _SLOW_BYTES = 2e10, 1e9  # per second, on a very slow machine
@@ -179,13 +183,21 @@ def load(
 
         settings = attach(settings, send)
     settings = on_gpus(settings, [d.name for d in devices() if d.gpu])
-    plan, checked, n_rs_seq = _planned(settings, header, checked, send, reserved)
+    projector = checked_projector(settings, header, send)
+    plan, checked, n_rs_seq, projector = _planned(settings, header, checked, projector, send, reserved)
+    if projector is not None and (raised := with_images(settings, projector)) is not settings:
+        send(protocol.Notice(f"{option('n_ubatch')} is {raised.target.n_ubatch}: as many rows has an image"))
+        settings = raised
     fitted = fitted_to(settings.target, plan.target.n_gpu_layers)
     fitted = replace(fitted, swa_full=keeps_all_cells(settings, checked.head is not None))
     files = _model_files(settings, header, fitted)
     model = LlamaModel(fitted, reporter("target", send), with_head=checked.own_head is not None)
+    vision = open_encoder(settings, projector, model, send)
+    if vision is None:
+        settings = without_projector(settings)
     n_outputs, n_spare = rows_of_logits(settings), spare_cells(settings)
-    n_branches = 0 if checked.reads_target else branch_sequences(settings)
+    rotates = vision is not None and vision.mrope  # branches would take positions of their own
+    n_branches = 0 if checked.reads_target or rotates else branch_sequences(settings)
     context = LlamaContext(model, plan.n_ctx, settings.n_slots, n_outputs, n_rs_seq, n_spare, n_branches)
     draft, head, problems = None, None, list[str]()
     if checked.head is not None and open_draft:
@@ -225,6 +237,7 @@ def load(
         head,
         history,
         corpus=corpus if drafters else None,
+        vision=vision,
         prefix_key=prefix_key(header, context, files, settings),
         draft_prefix_key=prefix_key(draft.header, draft.context, draft_files, settings) if draft else "",
         memory_key=model_key(files, {}, {}) if files else "",
@@ -259,22 +272,25 @@ def _planned(
     settings: LoadSettings,
     header: Header,
     drafts: CheckedDrafts,
+    projector: Projector | None,
     send: Callable[[protocol.Message], None],
     reserved: int,
-) -> tuple[MemoryPlan, CheckedDrafts, int]:
-    """The memory plan, the drafts that it has room for, and the recurrent states of each sequence.
+) -> tuple[MemoryPlan, CheckedDrafts, int, Projector | None]:
+    """The memory plan, the drafts that it has room for, the recurrent states of each sequence, the projector.
 
     Where there is no room, there are fewer states than drafts may be long, then the first layer of a head
     drafts all tokens, then the model's own head is left out with a notice. Next to a draft model, the
-    head is reduced and left out before there are fewer states. Raises ResourceError, UsageError.
+    head is reduced and left out before there are fewer states. A projector that nobody named is left out
+    last. Raises ResourceError, UsageError.
     """
+    plan_of = partial(plan_load, settings, header)
     available = max(0, available_memory() - reserved)
     devices_, n_rs_seq = gpus(), rollback(settings)
     while True:
         try:
             draft, second = drafts.draft, drafts.second
-            plan = plan_load(settings, header, draft, available, devices_, n_rs_seq=n_rs_seq, head=second)
-            return plan, drafts, n_rs_seq
+            plan = plan_of(draft, available, devices_, n_rs_seq=n_rs_seq, head=second, projector=projector)
+            return plan, drafts, n_rs_seq, projector
         except ResourceError as error:
             fewer = header.architecture in ROLLBACK and n_rs_seq > MIN_ROLLBACK
             if fewer and drafts.second is None:
@@ -285,6 +301,9 @@ def _planned(
             elif drafts.own_head is not None:
                 send(protocol.Notice(f"the head of the model is not used: {error.args[0]}"))
                 drafts, n_rs_seq = replace(drafts, head=None), rollback(settings)
+            elif projector is not None and settings.mmproj_found:
+                send(protocol.Notice(f"images are not read: {error.args[0]}"))
+                projector, n_rs_seq = None, rollback(settings)
             else:
                 raise
 

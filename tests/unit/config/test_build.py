@@ -235,5 +235,5 @@ def test_projectors(tmp_path: Path) -> None:
     assert made(mmproj=str(file), no_mmproj=True) == made(mmproj=str(file)) == str(file)
     with pytest.raises(NotFoundError, match=r"^mmproj: there is no file .*gone.gguf"):
         made(mmproj=str(tmp_path / "gone.gguf"))
-    with pytest.raises(UsageError, match="^image_min_tokens 64 is more than image_max_tokens=32"):
+    with pytest.raises(UsageError, match=r"^image_min_tokens 64 is more than image_max_tokens=32"):
         build.load_settings({"image_min_tokens": 64, "image_max_tokens": 32})

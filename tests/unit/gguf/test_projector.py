@@ -66,9 +66,8 @@ def test_sizes_that_are_not_possible_are_refused(vision: dict[str, int]) -> None
 
 def test_a_model_is_no_projector_and_a_projector_no_model(tmp_path: Path) -> None:
     model = read_header(tinygguf.llama(tmp_path / "model.gguf"))
-    with pytest.raises(UsageError, match="is a model, and no projector") as caught:
+    with pytest.raises(UsageError, match=r"is not a projector \(mmproj\): its architecture is 'llama'"):
         read_projector(model)
-    assert caught.value.hint == "name a model with model, and its mmproj-*.gguf with mmproj"
     header = read_header(tiny_mmproj.gemma3(tmp_path / "mmproj.gguf"))
     with pytest.raises(
         GGUFError, match=r"a multimodal projector \(mmproj\) of tiny-gemma3, not a"
@@ -86,5 +85,5 @@ def test_the_projector_of_another_model_is_refused_by_its_width(tmp_path: Path) 
 
 
 def test_sound_is_no_image() -> None:
-    with pytest.raises(UsageError, match="a projector for sound"):
+    with pytest.raises(UsageError, match="has no encoder of images"):
         read_projector(read_source(Bytes(GGUF({"general.architecture": "clip"}).build())))

@@ -157,7 +157,7 @@ def test_one_that_does_not_fit_is_an_error_where_it_is_named_else_a_note(
     assert "the projector of the model is not used: " in notes(library)[0]
     with pytest.raises(UsageError, match=r"^mmproj: .*is the projector of another model"):
         prepare_if_on_disk(library, settings(model, mmproj=str(projector)))
-    with pytest.raises(UsageError, match=r"^mmproj: .*x-Q4_0.gguf is a model, and no projector"):
+    with pytest.raises(UsageError, match=r"^mmproj: .*x-Q4_0.gguf is not a projector"):
         prepare_if_on_disk(library, settings(model, mmproj=str(model)))
     (tmp_path / "damaged.gguf").write_bytes(b"GGUF")
     with pytest.raises(GGUFError, match=r"^mmproj: "):
