@@ -210,7 +210,7 @@ def _note_memory(library: Library, headers: Sequence[Header], projector: Resolve
     from specllama.gguf.projector import read_projector
     from specllama.heads import is_head_file
     from specllama.models.memory.available import available_memory
-    from specllama.models.memory.images import image_memory
+    from specllama.models.memory.cost import image_memory
     from specllama.models.memory.plan import PlanSettings, plan_memory
     from specllama.pair.check import own_head
 

@@ -56,11 +56,10 @@ from specllama.worker.draft import (
     warm_up_drafts,
     warm_up_target,
 )
-from specllama.worker.images import Encoder
+from specllama.worker.images import Encoder, checked_projector, open_encoder, without_projector
 from specllama.worker.prefix_persister import model_files, prefix_key
 from specllama.worker.profile import ModelProfile
 from specllama.worker.profile_keys import pair_key, target_key
-from specllama.worker.vision import checked_projector, open_encoder, without_projector
 
 MIN_ROLLBACK = 2  # recurrent states below which drafts are not worth their memory
 _SLOW_FLOPS, _SLOW_BYTES = 2e10, 1e9  # per second, on a very slow machine

@@ -145,8 +145,8 @@ AT_RUN_TIME: Mapping[str, str] = {
     "pooling": "worker/embedding.py",
     "mmproj": "config/load.py",
     "mmproj_offload": "models/memory/plan.py",
-    "image_min_tokens": "worker/vision.py",
-    "image_max_tokens": "worker/vision.py",
+    "image_min_tokens": "worker/images.py",
+    "image_max_tokens": "worker/images.py",
 }
 
 

@@ -13,7 +13,7 @@ from specllama.errors import ResourceError
 from specllama.gguf.header import Header, read_header
 from specllama.gguf.parse import TensorInfo
 from specllama.gguf.projector import Projector, read_projector
-from specllama.models.memory.images import image_memory
+from specllama.models.memory.cost import image_memory
 from specllama.models.memory.plan import DeviceMemory, plan_load, with_images
 from tests.support import tinygguf
 
