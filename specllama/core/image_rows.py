@@ -47,7 +47,7 @@ def is_begin(token: int) -> bool:
 
 def whole_runs(ids: Sequence[int] | NDArray[np.int32], n: int) -> int:
     """The first n ids without those of an image that does not end there."""
-    if n >= len(ids) or ids[n] < FIRST_PLACEHOLDER or ids[n] & _BEGIN:
+    if not 0 < n < len(ids) or ids[n] < FIRST_PLACEHOLDER or ids[n] & _BEGIN:
         return n
     return next(i for i in range(n - 1, -1, -1) if ids[i] & _BEGIN)
 

@@ -91,6 +91,8 @@ def test_equal_images_have_equal_ids_and_others_differ_from_the_first_row():
     assert whole_runs(ids, 302) == 302
     assert whole_runs(ids, 303) == 302
     assert whole_runs(ids, len(ids)) == len(ids)
+    assert whole_runs(ids, 0) == 0
+    assert whole_runs(np.empty(0, np.int32), -1) == -1
     assert without_images(ids) == [1, 2, 3]
     assert without_images(ids, -1) == [1, 2, -1, -1, 3, -1]
 
