@@ -41,7 +41,6 @@ _MARKER = b"<__media__>"
 _BY_PLACE = frozenset(("deepseek4v",))  # projectors whose rows depend on where in a prompt the image is
 _REPORT_SECONDS = 0.5
 _SIDES = range(512, 8193, 512)  # of images that are tried for the most rows, in pixels
-_MOST_MULTIPLE = 64  # other shapes may have a few rows more than those that are tried
 _MOST_SIDE = 46_000  # pixels: clip_image_size::area
 _MOST_SIZES = 1000  # of images whose pieces are kept
 _NO_MEMORY = re.compile(
@@ -283,13 +282,12 @@ class VisionEncoder:
         raise IntegrityError(f"llama.cpp cannot load the projector {self._path}: {reason}", hint)
 
     def _most_rows(self) -> int:
-        """The most rows of a part, over images of all shapes."""
+        """The most rows of a part, over images of usual shapes: a line of pixels may have more."""
         counts = set[int]()
         for width, height in ((w, h) for w in _SIDES for h in _SIDES):
             with contextlib.suppress(UsageError):
                 counts.update(part for part in self.pieces(width, height) if isinstance(part, int))
-        most = max(counts, default=0)
-        return most if len(counts) == 1 else -(-most // _MOST_MULTIPLE) * _MOST_MULTIPLE
+        return max(counts, default=0)
 
     def pieces(self, width: int, height: int) -> list[list[int] | int]:
         """What an image of this size is in a prompt, in order: ids of text (begin and end marks), or the
