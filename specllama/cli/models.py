@@ -70,7 +70,7 @@ def models(given: Mapping[str, Any]) -> int:
     known = library(models_dir=given.get("models_dir", ""))
     begun, machine = list(installed.unfinished_downloads(known)), this_machine()
     headers = [(model, _header(model.files[0].link)) for model in installed.installed_models(known)]
-    there = [Installed(model, header, _fit(header, machine)) for model, header in headers]
+    there = [Installed(model, header, _fit(header, machine, model)) for model, header in headers]
     report: JsonObject = {
         "schema": "specllama.models/1",
         "cache": str(known.root),
@@ -151,8 +151,9 @@ def _header(path: str | Path) -> Header | None:
     return None
 
 
-def _fit(header: Header | None, machine: Machine) -> Fit:
-    return fit(header, machine) if header else Fit()
+def _fit(header: Header | None, machine: Machine, model: installed.InstalledModel | None = None) -> Fit:
+    mmproj = str(model.projector.link) if model is not None and model.projector else ""
+    return fit(header, machine, mmproj) if header else Fit()
 
 
 def _about(known: Library, model: installed.InstalledModel, header: Header | None, fits: Fit) -> JsonObject:

@@ -17,6 +17,7 @@ from specllama.config.load import LoadSettings, ModelSettings
 from specllama.errors import NetworkError, ResourceError, SpecllamaError
 from specllama.gguf.architectures import is_embedder, pooling_of
 from specllama.gguf.header import Header, read_model
+from specllama.gguf.projector import read_projector
 from specllama.heads import is_head_file, read_head, unusable_head
 from specllama.heads.check import check_draft, check_model
 from specllama.json_types import JsonObject
@@ -111,8 +112,8 @@ def guessed_fit(n_bytes: int | None, machine: Machine) -> str:
     return "likely" if n_bytes <= FILE_SHARE * room else "no"
 
 
-def fit(header: Header, machine: Machine) -> Fit:
-    """How the model would be loaded, with its own head where that fits too."""
+def fit(header: Header, machine: Machine, mmproj: str = "") -> Fit:
+    """How the model would be loaded, with its own head and the projector in `mmproj` where they fit too."""
     if is_head_file(header):
         return Fit()
     settings = LoadSettings(target=ModelSettings(path=header.path))
@@ -121,7 +122,12 @@ def fit(header: Header, machine: Machine) -> Fit:
         if is_embedder(header):
             return Fit(plan_embedder(settings, header, *free), *sizes)
         check_model(header)
-        if (own := own_head(header)[0]) is not None:
+        own = own_head(header)[0]
+        with contextlib.suppress(SpecllamaError):
+            projector = read_projector(read_model(mmproj)) if mmproj else None
+            head = own.head if own is not None else None
+            return Fit(plan_load(settings, header, head, *free, projector=projector), *sizes)
+        if own is not None:
             with contextlib.suppress(ResourceError):
                 return Fit(plan_load(settings, header, own.head, *free), *sizes)
         return Fit(plan_load(settings, header, None, *free), *sizes)
@@ -208,7 +214,9 @@ def _rows(
     known: Library, model: ResolvedModel, header: Header, machine: Machine, drafts: Sequence[DraftFound]
 ) -> Iterator[Row]:
     """Of a head people get the first lines, and what it is; of an embedding model, nothing about texts."""
-    is_head, embeds, fits = is_head_file(header), is_embedder(header), fit(header, machine)
+    projector, images = _images(known, model)
+    fits = fit(header, machine, projector or "")
+    is_head, embeds = is_head_file(header), is_embedder(header)
     listed = model.listing.licence if model.listing is not None else ""
     licence = licence_of(model.parsed.entry, header, listed)
     n_bytes, where = header.file_bytes or sum(file.size for file in model.parts), model.parsed.where
@@ -229,7 +237,6 @@ def _rows(
     if embeds:
         makes = "scores of documents" if pooling_of(header, None) == "rank" else "vectors of texts"
         yield Row(None, None, "makes", f"{makes}: specllama embed, or serve --embeddings")
-    projector, images = _images(known, model)
     trained = f"{header.n_ctx_train} tokens in training" if header.n_ctx_train else "not stated"
     rows = (
         Row("n_ctx_train", header.n_ctx_train or None, "context", trained),

@@ -78,7 +78,7 @@ def read_projector(header: Header, max_tokens: int = 0) -> Projector:
 
 def check_fits(projector: Projector, target: Header) -> None:
     """Raises UsageError for a projector of another model than this one, where the headers show it."""
-    if projector.width not in (0, target.n_embd):
+    if target.n_embd and projector.width not in (0, target.n_embd):
         raise UsageError(
             f"{projector.header.path} is the projector of another model: it makes rows of {projector.width} "
             f"numbers, and {target.name} reads rows of {target.n_embd}",

@@ -206,9 +206,9 @@ def _compiled(report: Report, environ: Mapping[str, str]) -> Path:
 
 
 class VisionEncoder:
-    """The projector of a model. path: its GGUF. n_threads: of an encode. use_gpu: where there is one.
-    min_tokens, max_tokens: rows of an image, 0 for the projector's own limits, which some have. flash_attn:
-    as in ModelSettings. report: see `load_library`.
+    """The projector of a model. path: its GGUF. n_threads: of an encode. use_gpu: where there is one; device:
+    which (ggml_backend_dev_t), None for the first. min_tokens, max_tokens: rows of an image, 0 for the
+    projector's own limits, which some have. flash_attn: as in ModelSettings. report: see `load_library`.
 
     key: identifies the projector's file and its settings. mrope: positions of images are M-RoPE's. n_most:
     the most rows that must be computed at once, 0 where each sees only those before it.
@@ -224,6 +224,7 @@ class VisionEncoder:
         *,
         n_threads: int,
         use_gpu: bool,
+        device: int | None = None,
         flash_attn: str = "auto",
         min_tokens: int = 0,
         max_tokens: int = 0,
@@ -239,6 +240,7 @@ class VisionEncoder:
         self._model = model  # in use as long as this is
         params = self._mtmd.mtmd_context_params_default()
         params.use_gpu, params.n_threads, params.print_timings = use_gpu, n_threads, False
+        params.device = device
         params.media_marker, params.flash_attn_type = _MARKER, FLASH_ATTN[flash_attn]
         params.image_min_tokens, params.image_max_tokens = min_tokens or -1, max_tokens or -1
         params.warmup = True  # builds a graph, without computing it: an error appears here

@@ -145,7 +145,7 @@ def _beside(target: str) -> Found:
     without, as mmproj-F16.gguf, to the model of its folder, where there is one alone.
     """
     folder, name = os.path.split(target)
-    names = list(_names(folder))
+    names = [one for one in _names(folder) if one != name or not is_projector_name(one)]
     if not any(map(is_projector_name, names)):
         return Found()
     words, there = name_words(name), projectors_for(names, name)

@@ -21,9 +21,12 @@ from specllama.core.image_rows import ImageEmbeddings, image_runs, placeholder_i
 from specllama.errors import EngineError, SpecllamaError, UsageError, option
 from specllama.gguf.header import Header, read_model
 from specllama.gguf.projector import Projector, check_fits, read_projector
+from specllama.llama.library import devices
 from specllama.llama.model import LlamaModel
 from specllama.models.memory.available import physical_cores
+from specllama.models.memory.plan import projector_device
 from specllama.regular_file import open_regular
+from specllama.worker.draft import gpus
 
 Send = Callable[[protocol.Message], None]
 Tokenize = Callable[[str, bool, bool], list[int]]  # from (text, add_special, parse_special)
@@ -228,13 +231,14 @@ def open_encoder(
         return None
     from specllama.llama.vision import VisionEncoder  # loads libmtmd
 
-    t = settings.target
+    t, device = settings.target, projector_device(settings, gpus())
     try:
         encoder = VisionEncoder(
             settings.projector,
             model,
             n_threads=t.n_threads_batch or t.n_threads or physical_cores(),
-            use_gpu=settings.mmproj_offload and t.devices != ("none",),
+            use_gpu=device is not None,
+            device=next((d.handle for d in devices() if device and d.name == device.name), None),
             flash_attn=t.flash_attn,
             min_tokens=settings.image_min_tokens,
             max_tokens=settings.image_max_tokens,

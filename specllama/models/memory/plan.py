@@ -458,9 +458,9 @@ def plan_load(
     """
     images = NO_IMAGES
     if projector is not None:
-        settings, first = with_images(settings, projector), _used(settings.target, devices)[:1]
-        images = image_memory(projector, settings.target.flash_attn, settings.mmproj_offload and bool(first))
-        devices = [replace(d, free=max(0, d.free - images.device)) if d in first else d for d in devices]
+        settings, at = with_images(settings, projector), projector_device(settings, devices)
+        images = image_memory(projector, settings.target.flash_attn, at is not None)
+        devices = [replace(d, free=max(0, d.free - images.device)) if d is at else d for d in devices]
     t, d = settings.target, settings.draft or replace(settings.target, n_ctx=0)
     of_target = CostSettings(
         t,
@@ -473,6 +473,14 @@ def plan_load(
     )
     of_draft = replace(of_target, model=d, n_spare=0, swa_full=True, devices=_used(d, devices))
     return plan_memory(target, draft, PlanSettings(available, of_target, of_draft, images), head)
+
+
+def projector_device(settings: LoadSettings, devices: Sequence[DeviceMemory]) -> DeviceMemory | None:
+    """Where the projector is: on the first device of the target, or in memory where the settings say so, and
+    where the target is on other machines. devices: all GPUs of the build.
+    """
+    used = _used(settings.target, devices)
+    return used[0] if used and settings.mmproj_offload and not settings.rpc else None
 
 
 def with_images(settings: LoadSettings, projector: Projector) -> LoadSettings:

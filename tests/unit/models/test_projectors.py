@@ -71,6 +71,7 @@ GEMMA, QWEN = "google_gemma-3-4b-it-Q4_K_M.gguf", "Qwen2.5-7B-Instruct-Q4_K_M.gg
         (QWEN, ["mmproj-Qwen2.5-VL-7B-Instruct-f16.gguf"], []),  # of a model with another name
         (QWEN, ["mmproj-gemma-3-4b-it-f16.gguf", GEMMA], []),
         (QWEN, [], []),
+        ("mmproj-F16.gguf", [], []),
     ],
 )  # fmt: skip
 def test_in_a_folder_the_name_decides(

@@ -14,7 +14,7 @@ from specllama.gguf.header import Header, read_header
 from specllama.gguf.parse import TensorInfo
 from specllama.gguf.projector import Projector, read_projector
 from specllama.models.memory.cost import image_memory
-from specllama.models.memory.plan import DeviceMemory, plan_load, with_images
+from specllama.models.memory.plan import DeviceMemory, plan_load, projector_device, with_images
 from tests.support import tinygguf
 
 MB = 1 << 20
@@ -86,3 +86,15 @@ def test_as_many_rows_are_computed_at_once_as_an_image_has() -> None:
     assert (made.n_batch, made.n_ubatch) == (256, 256)
     assert with_images(SETTINGS, SIGLIP) is SETTINGS
     assert with_images(few, QWEN_2) is few
+
+
+def test_on_the_target_of_other_machines_it_is_in_memory() -> None:
+    gpus = [DeviceMemory("CUDA0", MB), DeviceMemory("CUDA1", MB)]
+    second = replace(SETTINGS, target=replace(SETTINGS.target, devices=("CUDA1",)))
+    assert projector_device(SETTINGS, gpus) is gpus[0]
+    assert projector_device(second, gpus) is gpus[1]
+    for one in (replace(SETTINGS, rpc=("host:1",)), replace(SETTINGS, mmproj_offload=False)):
+        assert projector_device(one, gpus) is None
+    assert (
+        projector_device(replace(SETTINGS, target=replace(SETTINGS.target, devices=("none",))), gpus) is None
+    )
