@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from specllama.config.load import LoadSettings
 from specllama.errors import NotFoundError, ResourceError
@@ -14,6 +13,7 @@ from specllama.heads import is_head_file
 from specllama.heads.check import check_draft, check_embedder, check_model
 from specllama.heads.kind import HeadInfo
 from specllama.models.memory.available import available_memory
+from specllama.models.memory.cost import ImageMemory
 from specllama.models.memory.plan import DeviceMemory, MemoryPlan, plan_embedder, plan_load
 from specllama.models.prepare import prepare_if_on_disk
 from specllama.models.resolve import Library
@@ -35,18 +35,28 @@ class PendingLoad:
     projector: Projector | None = None
 
     def plan(self, free: FreeMemory) -> MemoryPlan:
-        """The memory plan; without the target's own head if it does not fit. Raises ResourceError."""
+        """The memory plan; without the target's own head, and without a projector that nobody named, if they
+        do not fit. Raises ResourceError.
+        """
         gpus = [DeviceMemory(gpu.name, gpu.free, gpu.unified) for gpu in free.gpus]
         if self.settings.pooling is not None:
             return plan_embedder(self.settings, self.target, free.host, gpus)
-        load = partial(plan_load, self.settings, self.target, projector=self.projector)
-        try:
-            return load(self.draft, free.host, gpus, head=self.head)
-        except ResourceError:
-            if self.head is None and not isinstance(self.draft, HeadInfo):
-                raise
+        variants = [(self.draft, self.head, self.projector)]
+        if self.head is not None or isinstance(self.draft, HeadInfo):
             draft = None if isinstance(self.draft, HeadInfo) else self.draft
-            return load(draft, free.host, gpus)
+            variants.append((draft, None, self.projector))
+        if self.projector is not None and self.settings.mmproj_found:
+            variants.append((variants[-1][0], None, None))
+        problem = None
+        for one, head, projector in variants:
+            try:
+                return plan_load(
+                    self.settings, self.target, one, free.host, gpus, head=head, projector=projector
+                )
+            except ResourceError as error:
+                problem = error
+        assert problem is not None
+        raise problem
 
 
 def prepare_load(settings: LoadSettings, library: Library | None) -> PendingLoad:
@@ -105,10 +115,12 @@ def select_evictions(
     return _fewest(sorted(loaded, key=lambda one: (one.busy, one.used_at)), fits)
 
 
-def _chosen(plan: MemoryPlan) -> tuple[int, list[int | None]]:
-    """The context size, and the GPU layers of the target, the draft and the head inside the target."""
+def _chosen(plan: MemoryPlan) -> tuple[int, list[int | None], ImageMemory]:
+    """The context size, the GPU layers of the target, the draft and the head inside the target, and the
+    memory of the projector.
+    """
     used = (plan.target, plan.draft, plan.head)
-    return plan.n_ctx, [usage.n_gpu_layers if usage is not None else None for usage in used]
+    return plan.n_ctx, [usage.n_gpu_layers if usage is not None else None for usage in used], plan.images
 
 
 def _fewest(

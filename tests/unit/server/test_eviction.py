@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from specllama.gguf.parse import TensorInfo
 from specllama.heads.kind import HeadInfo
 from specllama.server.eviction import PendingLoad, prepare_load, select_evictions
 from specllama.server.memory import FreeGpu, FreeMemory, LoadedModel
-from tests.support import tinygguf, tinymtp
+from tests.support import tiny_mmproj, tinygguf, tinymtp
 
 GB = 10**9
 
@@ -152,3 +153,19 @@ def test_a_head_in_a_file_of_its_own_replaces_the_one_inside(tmp_path: Path) -> 
     head = tinymtp.mimo2(tmp_path / "mtp-m.gguf", part="head")
     settings = LoadSettings(target=ModelSettings(path=str(path)), draft=ModelSettings(path=str(head)))
     assert prepare_load(settings, None).head is None
+
+
+def test_a_projector_that_nobody_named_is_left_out_if_it_does_not_fit(tmp_path: Path) -> None:
+    path, mmproj = tinygguf.llama(tmp_path / "m.gguf"), tiny_mmproj.gemma3(tmp_path / "mmproj-m.gguf")
+    target = ModelSettings(path=str(path), n_ctx=512)
+    settings = LoadSettings(target=target, mmproj=str(mmproj), mmproj_found=True)
+    load = prepare_load(settings, None)
+    seeing = load.plan(FreeMemory(GB))
+    assert load.projector is not None
+    assert seeing.images.weights == load.projector.header.weight_bytes
+    assert load.plan(FreeMemory(seeing.host - 1000)).images.weights == 0
+    named = prepare_load(replace(settings, mmproj_found=False), None)
+    with pytest.raises(ResourceError):
+        named.plan(FreeMemory(seeing.host - 1000))
+    there = [loaded("a", 1, gigabytes=1)]
+    assert [one.id for one in select_evictions(load, there, FreeMemory(seeing.host - 1000))] == ["a"]
