@@ -8,11 +8,15 @@ from typing import Any
 from specllama.client import protocol as m
 
 _OF_CHATS = {f.name for f in fields(m.ChatInput)}
-_FORMS = {"prompt": m.TextInput, "ids": m.TokenInput, "parts": m.MixedInput}
+_FORMS = {"ids": m.TokenInput, "parts": m.MixedInput}
 
 
 def generate(id_: int, **given: Any) -> m.Generate:
-    """A Generate of one of messages (with the other fields of ChatInput), prompt, ids, parts and infill."""
+    """A Generate of one of messages (with the other fields of ChatInput), prompt, ids, parts and infill; images
+    go with the first two.
+    """
+    if "prompt" in given:
+        return m.Generate(id_, m.TextInput(given.pop("prompt"), given.pop("images", [])), **given)
     chat = {name: given.pop(name) for name in _OF_CHATS & given.keys()}
     form, value = next(((n, given.pop(n)) for n in (*_FORMS, "infill") if n in given), ("", None))
     prompt = m.ChatInput(**chat) if chat else value if form == "infill" else _FORMS[form](value)
