@@ -36,7 +36,7 @@ POLICY = "; ".join(
         "default-src 'none'",
         "script-src 'self'",
         "style-src 'self'",
-        "img-src 'self'",
+        "img-src 'self' blob:",  # of attached images
         "connect-src 'self'",
         "base-uri 'none'",
         "form-action 'none'",

@@ -9,9 +9,11 @@ import { askForKey, setUpDialogs } from "./dialog.js";
 import { announce, button, byId, bytes, copyText, element, inSentences, keepFocus, onEnter, pause } from "./dom.js";
 import { Drafts } from "./drafts.js";
 import { setUpExplanations } from "./explain.js";
+import { describeImages, imageView, tooManyImages } from "./images.js";
 import { closeSide, isNarrow, setUpLayout, toggle } from "./layout.js";
 import { ConversationList } from "./list.js";
 import { blocks, render } from "./markdown.js";
+import { fileItem } from "./message.js";
 import { Models } from "./models.js";
 import { say, takeBack } from "./notice.js";
 import { Panel } from "./panel.js";
@@ -30,7 +32,7 @@ const gain = async () => {
 	openCard({ model: models.name, props: models.props });
 };
 const panel = new Panel(gain);
-const models = new Models(() => chat.describe(), failed);
+const models = new Models(described, failed);
 const drafts = new Drafts(byId("question"), showDraft);
 const chat = new Chat(models, panel, moved);
 const list = new ConversationList({
@@ -43,6 +45,13 @@ const list = new ConversationList({
 	say,
 });
 chat.list = list;
+
+/** The properties of the chosen model are known, or not any more. */
+function described() {
+	describeImages(models.props);
+	chat.describe();
+	grow();
+}
 
 /** The address and the draft follow the conversation. began: a new one has its first question. replaced: see moveTo. */
 function moved(id, began = false, replaced = began) {
@@ -82,15 +91,15 @@ function showDraft() {
 			drafts.detach(file);
 			checkFiles();
 		};
-		const remove = button("✕", drop, { class: "icon", "aria-label": `Remove ${file.name}` });
-		return element("li", {}, `${file.name} · ${bytes(new Blob([file.text]).size)}`, remove);
+		const named = () => element("span", {}, `${file.name} · ${bytes(new Blob([file.text]).size)}`);
+		return fileItem(file.text === undefined ? imageView(file) : named(), file, drop);
 	});
 	const files = byId("files");
 	const change = () => {
 		files.replaceChildren(...shown);
 		files.hidden = !shown.length;
 	};
-	keepFocus(files, change, (item) => item?.querySelector("button"));
+	keepFocus(files, change, (item) => item?.querySelector(".icon"));
 	grow();
 }
 
@@ -104,8 +113,10 @@ function sayOfFiles(text) {
 }
 
 function checkFiles() {
-	const over = new Blob([JSON.stringify(drafts.files)]).size - LARGEST;
-	sayOfFiles(over > 0 ? `With the request around them the attached files are ${bytes(over)} too large: a request holds at most ${bytes(LARGEST)}: remove some.` : "");
+	const texts = drafts.files.filter(({ text }) => text !== undefined);
+	const over = new Blob([JSON.stringify(texts)]).size - LARGEST;
+	const images = tooManyImages([...chat.data.messages.filter(({ out }) => !out), drafts]);
+	sayOfFiles(over > 0 ? `With the request around them the attached files are ${bytes(over)} too large: a request holds at most ${bytes(LARGEST)}: remove some.` : images);
 }
 
 function grow() {
@@ -127,8 +138,7 @@ document.querySelector(".skip").addEventListener("click", (event) => {
 	byId("question").focus();
 });
 setUpAttachments({
-	pick: byId("attach"),
-	input: byId("attach-file"),
+	picks: [[byId("attach"), byId("attach-file")], [byId("attach-image"), byId("image-file")]],
 	area: byId("question"),
 	zone: document.querySelector("main"),
 	next: () => 1 + Math.max(0, ...drafts.files.map(({ name }) => Number(/^pasted-(\d+)\.txt$/.exec(name)?.[1] ?? 0))),
@@ -136,7 +146,7 @@ setUpAttachments({
 		drafts.attach(file);
 		checkFiles();
 	},
-	refused: sayOfFiles,
+	said: sayOfFiles,
 });
 onMove((id) => chat.open(id).catch(failed));
 addEventListener("keydown", (event) => {

@@ -1,16 +1,24 @@
-// Text files as attachments.
+// Text files and images as attachments.
 
 import { bytes } from "./dom.js";
+import { readImage } from "./images.js";
 
 export const LARGEST = 4 * 2 ** 20; // bytes of a request
 const LONG = 4000; // characters from which on a pasted text becomes a file
 const CONTROLS = /[\0-\b\v\x0e-\x1a\x1c-\x1f]/;
 
-/** A file as {name, text}. Throws Error with a sentence. */
+/** A file as {name, text}, or as {name, image, note}: see images.js. Throws Error with a sentence. */
 export async function readFile(file) {
 	const name = file.name.normalize("NFC").replace(/[\p{C}/\\]+/gu, " ").trim().slice(0, 120) || "file";
 	const refusal = (why) => new Error(`${name} is not attached: ${why}.`);
-	if (/^(image|audio|video)\//.test(file.type)) throw refusal("the model reads text only, no pictures and no sound");
+	if (/^(audio|video)\//.test(file.type)) throw refusal("models get text and images only, no sound and no video");
+	if (/^image\/(?!svg)/.test(file.type)) {
+		try {
+			return { name, ...(await readImage(file, name)) };
+		} catch (error) {
+			throw refusal(error.message);
+		}
+	}
 	if (file.type === "application/pdf" || /\.pdf$/i.test(name)) throw refusal("PDF files are not read. Copy their text and paste it");
 	if (file.size > LARGEST) throw refusal(`it has ${bytes(file.size)}, and the most is ${bytes(LARGEST)}`);
 	const data = new Uint8Array(await file.arrayBuffer());
@@ -35,27 +43,31 @@ function decoded(data) {
 }
 
 /**
- * Take files from a button, dropped on `zone`, or pasted into `area`. add({name, text}), next(): the number of a pasted
- * text; refused(sentence).
+ * Take files from buttons, dropped on `zone`, or pasted into `area`. picks: [button, field of files]; add(file), next():
+ * the number of a pasted text; said(sentences): of files that are refused or changed.
  */
-export function setUpAttachments({ pick, input, area, zone, add, next, refused }) {
+export function setUpAttachments({ picks, area, zone, add, next, said }) {
 	const take = async (files) => {
 		const problems = [];
 		for (const file of files) {
 			try {
-				add(await readFile(file));
+				const { note, ...read } = await readFile(file);
+				add(read);
+				if (note) problems.push(note);
 			} catch (error) {
 				problems.push(error.message);
 			}
 		}
-		if (problems.length) refused(problems.join(" "));
+		if (problems.length) said(problems.join(" "));
 	};
-	pick.addEventListener("click", () => input.click());
-	input.addEventListener("change", () => {
-		const files = [...input.files];
-		input.value = "";
-		take(files);
-	});
+	for (const [pick, input] of picks) {
+		pick.addEventListener("click", () => input.click());
+		input.addEventListener("change", () => {
+			const files = [...input.files];
+			input.value = "";
+			take(files);
+		});
+	}
 	const carries = (event) => [...(event.dataTransfer?.types ?? [])].includes("Files");
 	zone.addEventListener("dragover", (event) => {
 		if (!carries(event)) return;

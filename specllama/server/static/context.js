@@ -13,6 +13,11 @@ const PAUSE = 500; // milliseconds after a change
 const FULL = "The context is almost full: an answer ends when it is.";
 const LONGER = "With what is typed and attached the conversation is longer than the context: it will be refused as it is.";
 
+/** Whether two drafts have a short text and the same images. */
+const ofSameImages = (one, other) =>
+	[one, other].every(({ content, files }) => content.length <= LONG && files.every(({ text }) => text === undefined)) &&
+	one.files.length === other.files.length && other.files.every((file) => one.files.includes(file));
+
 export class Context {
 	#models;
 	#chat;
@@ -30,7 +35,12 @@ export class Context {
 	}
 
 	set draft({ content, files }) {
-		this.#draft = files.length || content.length > LONG ? { role: "user", content, files } : null;
+		const was = this.#draft;
+		if (was && this.#with?.draft === was && ofSameImages(was, { content, files })) {
+			was.content = content; // sending images again with each key would be slow
+			return;
+		}
+		this.#draft = files.length || content.length > LONG ? { role: "user", content, files: [...files] } : null;
 		this.update();
 	}
 

@@ -149,7 +149,7 @@ export async function erase(id) {
 	});
 }
 
-/** The files of a draft: [{name, text}]. */
+/** The files of a draft. */
 export async function draftFiles(id) {
 	const db = await database();
 	const found = db ? await done(db.transaction("drafts").objectStore("drafts").get(id)) : memory.drafts.get(id);

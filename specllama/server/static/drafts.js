@@ -27,7 +27,7 @@ async function leftDraft() {
 }
 
 export class Drafts {
-	files = []; // [{name, text}]
+	files = []; // [{name, text}] or [{name, image}]
 	#id = null;
 	#area;
 	#changed;

@@ -1,6 +1,7 @@
 // Asks the server for an answer and follows it. Knows no elements.
 
 import { events, json, request } from "./api.js";
+import { encoded } from "./images.js";
 import { Trace } from "./trace.js";
 import { turns } from "./turns.js";
 
@@ -132,7 +133,7 @@ export const endReasoning = ({ id }) => json("/v1/chat/completions/control", { b
 
 /** Tokens of the prompt that these messages make. */
 export async function count(messages, system, model) {
-	const { messages: sent } = asked({ messages: turns(messages), system });
+	const { messages: sent } = asked({ messages: await encoded(turns(messages)), system });
 	const counted = await json("/v1/chat/completions/input_tokens", { body: { model: model || undefined, messages: sent } });
 	return counted.input_tokens;
 }

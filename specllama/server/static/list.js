@@ -85,7 +85,7 @@ export class ConversationList {
 		if (open) return open.remove();
 		const save = async (ending, type, written) => {
 			const [data, files] = [await store.conversation(one.id), await transfer()];
-			if (data) files.download(files.fileName(data, ending), written(files, data), type);
+			if (data) files.download(files.fileName(data, ending), await written(files, data), type);
 		};
 		item.append(
 			element(

@@ -5,6 +5,7 @@ import { editForm } from "./edit.js";
 import { figuresLine } from "./figures.js";
 import { folded } from "./fold.js";
 import { icon, iconButton } from "./icons.js";
+import { imageView, unsentNote } from "./images.js";
 import { later } from "./idle.js";
 import { watchPrefill } from "./prefill.js";
 import { rawButton } from "./raw.js";
@@ -59,18 +60,24 @@ export function questionView(message, actions) {
 		asked.replaceWith(form);
 		area.focus();
 	};
-	return element("article", { class: "message question", "aria-label": "Question" }, files, asked, actions.note);
+	return element("article", { class: "message question", "aria-label": "Question" }, files, unsentNote(message.files ?? []), asked, actions.note);
 }
 
 /** A file of a question, folded. remove(file): null where it stays. */
 function fileView(file, remove) {
 	const { name, text } = file;
+	if (text === undefined) return fileItem(imageView(file), file, remove);
 	const shown = element("pre", region(name));
 	const fold = element("details", {}, element("summary", {}, `${name} · ${bytes(new Blob([text]).size)}`), shown);
 	fold.addEventListener("toggle", () => {
 		shown.textContent = fold.open ? text : "";
 	});
-	return element("li", {}, fold, remove && button("✕", () => remove(file), { class: "icon", "aria-label": `Remove ${name}` }));
+	return fileItem(fold, file, remove);
+}
+
+/** A file in a list, with a button that removes it. remove(file): null for none. */
+export function fileItem(shown, file, remove) {
+	return element("li", {}, shown, remove && button("✕", () => remove(file), { class: "icon", "aria-label": `Remove ${file.name}` }));
 }
 
 /** An answer, complete or being written. actions: {regenerate(), resume(), stop(), endReasoning(), amend(text), remove(),

@@ -7,7 +7,7 @@ import * as store from "./store.js";
 const exports = (data) => ({
 	"Export this conversation": async () => {
 		const { download, exported, fileName } = await import("./transfer.js");
-		download(fileName(data, "json"), exported(data));
+		download(fileName(data, "json"), await exported(data));
 	},
 });
 

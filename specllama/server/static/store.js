@@ -2,6 +2,7 @@
 // conversation: each adds its own messages.
 
 import * as database from "./database.js";
+import { imageOf } from "./images.js";
 import { readJson, write } from "./storage.js";
 import { Conversation, newId } from "./tree.js";
 
@@ -45,8 +46,9 @@ export function checked(data) {
 
 function filesOf(data) {
 	if (!Array.isArray(data)) return [];
-	const good = data.filter((file) => file && typeof file.text === "string");
-	return good.map((file) => ({ name: name(file.name), text: file.text }));
+	const good = data.filter((file) => file && (typeof file.text === "string" || "image" in Object(file)));
+	return good.map(({ name: called, text: words, image }) =>
+		typeof words === "string" ? { name: name(called), text: words } : { name: name(called), image: imageOf(image) });
 }
 
 const isTime = (value) => value >= 0 && value < 1e9 && Number.isFinite(value);

@@ -2,6 +2,7 @@
 
 import { database, eachMessage, heads } from "./database.js";
 import { counted, element } from "./dom.js";
+import { toUrl } from "./images.js";
 import { keys, read, write } from "./storage.js";
 import { Conversation, checked, checkedHead, conversation, notStored, revive, save } from "./store.js";
 import { newId } from "./tree.js";
@@ -11,9 +12,14 @@ const VERSION = 2; // 1: messages in a row, without ids
 const OLD = "specllama.conversation."; // entries of version 1
 const OLD_TITLE = "specllama.title.";
 
-function record(data) {
+async function record(data) {
 	const { id, title, system, created, changed, leaf } = data;
-	return { id, title, system, created, changed, leaf, messages: data.all };
+	const messages = [];
+	for (const { files = [], ...rest } of data.all) {
+		const kept = files.map(async (one) => (one.image ? { ...one, image: await toUrl(one.image) } : one));
+		messages.push({ ...rest, files: await Promise.all(kept) });
+	}
+	return { id, title, system, created, changed, leaf, messages };
 }
 
 const file = (conversations) => JSON.stringify({ format: FORMAT, version: VERSION, conversations }, null, 1);
@@ -29,11 +35,11 @@ export async function exportedAll() {
 	const stored = (await heads()).filter(({ id }) => !other.has(id));
 	const found = stored.map((head) => new Conversation(checkedHead(head), (messages.get(head.id) ?? []).filter(Boolean)));
 	found.push(...other.values());
-	return file(found.sort((a, b) => b.changed - a.changed).map(record));
+	return file(await Promise.all(found.sort((a, b) => b.changed - a.changed).map(record)));
 }
 
 /** One conversation, with all its versions, as the text of a file. */
-export const exported = (data) => file([record(data)]);
+export const exported = async (data) => file([await record(data)]);
 
 /** What is shown of a conversation, as Markdown. */
 export function asMarkdown(data) {
@@ -42,7 +48,7 @@ export function asMarkdown(data) {
 	for (const { role, content, files = [], model } of data.messages) {
 		const by = role === "user" ? "Question" : `Answer${model ? ` (${oneLine(model)})` : ""}`;
 		parts.push(`## ${by}`);
-		for (const { name, text } of files) parts.push(`**${oneLine(name)}**\n\n${fenced(text)}`);
+		for (const { name, text } of files) parts.push(text === undefined ? `*Image: ${oneLine(name)}*` : `**${oneLine(name)}**\n\n${fenced(text)}`);
 		if (content) parts.push(content);
 	}
 	return `${parts.join("\n\n")}\n`;

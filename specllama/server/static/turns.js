@@ -1,11 +1,14 @@
 // Which messages of a conversation are sent, and as what.
 
+import { contentOf } from "./images.js";
+
 /** A name as one short line. */
 const nameOf = (name) => name.replace(/[\p{C}\s]+/gu, " ").trim().slice(0, 120) || "file";
 
 /** The text of a question, its files first: later questions about them find them evaluated. */
 export function textOf({ content, files = [] }) {
-	const parts = files.map(({ name, text }) => `--- File: ${nameOf(name)} ---\n${text}`);
+	const texts = files.filter(({ text }) => text !== undefined);
+	const parts = texts.map(({ name, text }) => `--- File: ${nameOf(name)} ---\n${text}`);
 	return [...parts, content].filter(Boolean).join("\n\n");
 }
 
@@ -21,9 +24,11 @@ export function turns(messages, going = null) {
 	for (const [i, message] of shown.entries()) {
 		if (isUnanswered(message, shown[i + 1])) continue;
 		const text = textOf(message);
+		const content = contentOf(text, message.files);
+		if (!content) continue; // of images alone, for a model that sees none
 		const last = found.at(-1);
 		if (message.role === "assistant" && last?.role === "assistant") last.content += `\n\n${text}`;
-		else found.push({ role: message.role, content: text });
+		else found.push({ role: message.role, content });
 	}
 	if (going) append(found, going);
 	return found;

@@ -1,6 +1,7 @@
 // What was being written when the page was closed, taken over by the next page.
 
 import { database } from "./database.js";
+import { withoutImage } from "./images.js";
 import { keys, read, write } from "./storage.js";
 import { Conversation, checked, checkedHead, conversation, save, withoutRounds } from "./store.js";
 
@@ -13,7 +14,8 @@ const RECENT = 10 * 60 * 1000; // milliseconds in which an answer goes on by its
 export function keepUnfinished(writings) {
 	for (const writing of writings) {
 		const { id, title, system, created, stored } = writing.conversation;
-		const [question, message] = writing.last;
+		const [asked, message] = writing.last;
+		const question = asked && { ...asked, files: (asked.files ?? []).map(withoutImage) }; // the database has them
 		const found = { at: Date.now(), fresh: !stored, head: { id, title, system, created }, question, message };
 		if (write(PREFIX + id, JSON.stringify(found))) continue;
 		const bare = { ...found, message: message && withoutRounds(message) }; // there may be no room for them

@@ -1,6 +1,7 @@
 // An answer that is being written, shown or not, and what is stored of it meanwhile. Knows no elements.
 
 import { Answer, asked, endReasoning, generate } from "./generate.js";
+import { encoded } from "./images.js";
 import { continued, messageOf } from "./kept.js";
 import { save } from "./store.js";
 import { turns } from "./turns.js";
@@ -46,7 +47,7 @@ export class Writing {
 	 */
 	async run(text) {
 		const { answer, model, settings, conversation } = this;
-		const messages = this.#sent;
+		const messages = await encoded(this.#sent);
 		const body = { ...asked({ messages, system: conversation.system, model, settings }), reasoning_control: true };
 		const grown = () => {
 			this.#keep();
