@@ -257,10 +257,11 @@ def test_at_390_pixels_and_for_screen_readers(seeing: Page) -> None:
     give(page, "a-photo-with-a-long-name-of-a-camera-20261129-114014.jpg", kind="image/jpeg", size=(1200, 1600))
     give(page, "wide.png", size=(1600, 300))
     assert page.js("return document.documentElement.scrollWidth") == 390
-    if AXE.exists():
-        assert page.violations() == []
+    tops = page.js("return [...document.querySelectorAll('.row > button')].map((b) => b.offsetTop)")
+    assert tops[0] == tops[1] == tops[2], "the button that sends is in the row of the others"
     page.ask("What is here?")
     assert page.js("return document.documentElement.scrollWidth") == 390
+    give(page, "next.png")
     page.js("document.querySelector('.question .thumbnail').focus()")
     assert page.driver.switch_to.active_element.accessible_name.startswith("Show a-photo")
     if AXE.exists():
