@@ -80,16 +80,18 @@ def load_image(data: bytes, where: str = "") -> Image:
 
 def load_image_file(path: str | os.PathLike[str]) -> Image:
     """As load_image, from a file. Raises UsageError also for one that cannot be read."""
-    shown = quoted(os.fspath(path))
+    return load_image(read_image_file(path), f"the image {quoted(os.fspath(path))}")
+
+
+def read_image_file(path: str | os.PathLike[str]) -> bytes:
+    """The bytes of a file, as many as load_image takes, and one more of a larger one. Raises UsageError."""
     try:
         with open_regular(Path(path).expanduser()) as file:
-            data = file.read(MAX_BYTES + 1)
+            return file.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or str(error)
-        raise UsageError(
-            f"the image {shown} cannot be read: {why}", "give the path of an image file"
-        ) from None
-    return load_image(data, f"the image {shown}")
+        problem = f"the image {quoted(os.fspath(path))} cannot be read: {why}"
+        raise UsageError(problem, "give the path of an image file") from None
 
 
 def load_image_text(text: str, where: str = "") -> Image:

@@ -21,6 +21,7 @@ from specllama.cli.answer import (
     log_file,
     may_loop,
 )
+from specllama.cli.images import given_images, no_projector, placed
 from specllama.cli.options import resolved, sampling
 from specllama.cli.progress import prepared
 from specllama.client import protocol
@@ -103,6 +104,7 @@ Examples:
   specllama run -p 'What does shutil.copytree do?'
   specllama run -m 8B -md 1B -p 'Who was the first prime minister of Britain?'
   specllama run -m main.gguf -md draft.gguf -n 128 --temp 0 -f prompt.txt
+  specllama run -m vision.gguf --image photo.jpg -p 'What is on this image?'
   git diff | specllama run -m main.gguf -sys 'Summarise this diff.' --json
 """
 
@@ -113,7 +115,8 @@ def run(given: Mapping[str, Any]) -> int:
     params = sampling(values)
     if "logprobs" in values and not values.get("json"):
         raise UsageError("--logprobs has nowhere to go", "add --json, which shows them")
-    request = _request(values, params)
+    images = [one.image for one in given_images(values.get("image", ()))]
+    request = _request(values, params, images)
     if "prediction" in values:
         request = replace(request, prediction=read_text(values["prediction"], "prediction"))
     values["no_memory"] = True  # one request has no earlier ones
@@ -122,6 +125,8 @@ def run(given: Mapping[str, Any]) -> int:
     verbose = values.get("verbose", False) or log is not None
     with EngineClient(engine_log(log, verbose)) as client:
         info = load(client, settings, verbose)
+        if images and not info.vision:
+            raise no_projector(info.target.name)
         structured = "json_schema" in params or "grammar" in params
         console.note(readout.start_line(info, structured))
         for note in info.notes:
@@ -140,7 +145,7 @@ def run(given: Mapping[str, Any]) -> int:
             interrupted, compared = True, None
         if compared is not None:
             plain = compared_rate(compared.stats)
-        _show(answer, compared, plain, info, as_json, values.get("verbose", False))
+        _show(answer, compared, plain, info, len(images), as_json, values.get("verbose", False))
         why, error = cut_short(answer, info.n_ctx)
         if error is None and (why or interrupted):
             console.note(f"note: {why or 'stopped'}")
@@ -157,19 +162,21 @@ def _loaded(values: Mapping[str, Any]) -> LoadSettings:
     return build.load_settings(values, kept_seconds=defaults.KEPT_SECONDS_OF_RUN)
 
 
-def _request(values: Mapping[str, Any], params: JsonObject) -> protocol.Generate:
-    prompt = typed_prompt(values)
+def _request(
+    values: Mapping[str, Any], params: JsonObject, images: list[protocol.Image]
+) -> protocol.Generate:
+    prompt = placed(typed_prompt(values), images)
     if values.get("raw"):
         if "system_prompt" in values:
             raise UsageError("-sys needs the chat template, --raw switches it off")
-        return protocol.Generate(1, protocol.TextInput(prompt), params)
+        return protocol.Generate(1, protocol.TextInput(prompt, images), params)
     if not prompt.strip():
         raise UsageError("the prompt is empty", "give some text with -p, -f or on standard input")
     messages = [{"role": "user", "content": prompt}]
     if "system_prompt" in values:
         messages.insert(0, {"role": "system", "content": values["system_prompt"]})
     variables = reasoning_variables(values.get("reasoning", "auto"))
-    return protocol.Generate(1, protocol.ChatInput(messages, variables), params)
+    return protocol.Generate(1, protocol.ChatInput(messages, variables, images=images), params)
 
 
 def _continued(request: protocol.Generate, chat: protocol.ChatInput) -> protocol.Generate:
@@ -181,7 +188,7 @@ def _continued(request: protocol.Generate, chat: protocol.ChatInput) -> protocol
             "-sys needs a chat template, and this model has none", "write it at the start of the prompt"
         )
     console.note("the model has no chat template: it goes on with the text of the prompt")
-    return replace(request, prompt=protocol.TextInput(chat.messages[-1]["content"]))
+    return replace(request, prompt=protocol.TextInput(chat.messages[-1]["content"], chat.images))
 
 
 def _result(request: protocol.Generate, info: LoadInfo) -> GenerationResult:
@@ -204,12 +211,15 @@ def _show(
     compared: GenerationResult | None,
     plain: PlainRate,
     info: LoadInfo,
+    n_images: int,
     as_json: bool,
     verbose: bool,
 ) -> None:
     """Print the object or the read-out. verbose: with all figures."""
     if as_json:
         result = readout.as_json(answer, plain, info)
+        if n_images:
+            result["images"] = n_images
         if answer.logprobs:
             result["logprobs"] = [p.to_dict() for p in answer.logprobs]
         if compared is not None:

@@ -35,6 +35,9 @@ PROMPT = table("Prompt",
         "TEXT"),
     row("file", "-f --file", str, "a file with the prompt, or to append to it; - is standard input", "FILE"),
     row("system_prompt", "-sys --system-prompt", str, "the system message", "TEXT"),
+    row("image", "--image", list,
+        "an image that the model sees, before the prompt or in the place of <__media__> in it; may be given "
+        "several times", "FILE"),
     row("prediction", "--prediction", str,
         "a file that most of the answer is expected to be, as in rewriting it; drafts are made from it",
         "FILE"),
@@ -107,6 +110,7 @@ OUTPUT = [
 ]
 CHATTING = table("Chat",
     row("system_prompt", "-sys --system-prompt", str, "the system message", "TEXT"),
+    row("image", "--image", list, "an image for the first message; may be given several times", "FILE"),
     row("show_draft", "--show-draft", bool, "colour the text that came from a draft"),
     row("continued", "--continue", str,
         "go on with the last conversation, or with this one (specllama chats lists them)", "[NAME]", (CHATS,),

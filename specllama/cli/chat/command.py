@@ -18,6 +18,7 @@ from specllama.cli.chat.library import ChatLibrary, ChatSaver, SavedChat, as_nam
 from specllama.cli.chat.session import ChatSession
 from specllama.cli.chat.settings import read_tools, refuse_logprobs
 from specllama.cli.chat.terminal import HistoryFile, InputReader, LineReader, Screen, TerminalReader
+from specllama.cli.images import given_images
 from specllama.cli.options import resolved, sampling
 from specllama.cli.progress import prepared
 from specllama.config import build, defaults
@@ -55,6 +56,7 @@ def chat(given: Mapping[str, Any]) -> int:
     tools = read_tools(values["tools"]) if "tools" in values else None
     if tools is not None and ("json_schema" in params or "grammar" in params):
         raise UsageError("cannot be used with a schema or a grammar", option="tools")
+    images = given_images(values.get("image", ()))
     saver = _saver(values, library, taken)
     settings = prepared(build.load_settings(values, 1, defaults.KEPT_SECONDS), values)
     log = log_file(values)
@@ -81,6 +83,8 @@ def chat(given: Mapping[str, Any]) -> int:
             session.restore(taken.saved, taken.name)
         if session.system is not None:
             session.conversation.system = session.system
+        session.conversation.sees = engine.info.vision
+        session.attach(images)
         _greet(session, values.get("show_draft", False))
         try:
             code = _converse(session, reader)
@@ -171,9 +175,11 @@ def _converse(session: ChatSession, reader: InputReader) -> int:
             typed = reader.read()
             if typed is None:
                 raise LeaveError(0)
-            if not typed.literal and typed.text.startswith("/") and not typed.text.startswith("//"):
-                run_command(session, typed.text)
-            elif (message := typed.text if typed.literal else typed.text.removeprefix("/")).strip():
+            plain = not typed.literal
+            text = session.without_dropped(typed.text) if plain and session.interactive else typed.text
+            if plain and text.startswith("/") and not text.startswith("//"):
+                run_command(session, text)
+            elif (message := text.removeprefix("/") if plain else text).strip():
                 session.say(message)
             session.keep()
         except LeaveError as leave:

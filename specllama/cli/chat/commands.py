@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from specllama.cli.chat.session import ChatSession
 from specllama.cli.chat.settings import NAMES, assign, idle, parameter, shown
 from specllama.cli.chat.terminal import FILE
 from specllama.cli.formatting import nearest
+from specllama.cli.images import attached, dropped
 from specllama.cli.options import refuse_stdout
 from specllama.errors import UsageError
 from specllama.text.terminal import visible
@@ -169,6 +171,20 @@ def _draft(session: ChatSession, rest: str) -> None:
         console.note(f"drafts {'on' if session.speculate else 'off'}, length {length}")
 
 
+def _image(session: ChatSession, rest: str) -> None:
+    if rest == "clear":
+        n, session.images = len(session.images), []
+        console.note(f"{counted(n, 'image')} taken back")
+    elif rest:
+        paths = [rest] if os.path.exists(os.path.expanduser(rest)) else dropped(rest)[1] or [rest]
+        session.attach([attached(path) for path in paths])
+    else:
+        for image in session.images:
+            console.note(f"{image} goes with the next message")
+        if not session.images:
+            console.note("no image waits for the next message")
+
+
 def _exit(_session: ChatSession, _rest: str) -> None:
     raise LeaveError(0)
 
@@ -184,6 +200,9 @@ COMMANDS: Mapping[str, Command] = {
         lambda session, _: session.say_again(),
         "",
         "answer the last message again: new seed, or the one set plus one",
+    ),
+    "/image": Command(
+        _image, "[FILE]", "have the next message have an image too; without FILE: which; clear: none", (FILE,)
     ),
     "/save": Command(_save, "FILE", "write the conversation to a file; later without FILE", (FILE,)),
     "/load": Command(_load, "FILE", "go on with the conversation of a file", (FILE,)),

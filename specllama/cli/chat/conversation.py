@@ -4,6 +4,7 @@ written whole or not at all, checked when read. Knows no engine, and not where f
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import os
@@ -12,14 +13,15 @@ import secrets
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from specllama import wire
 from specllama.calls.history import parsed_arguments
+from specllama.cli.images import AttachedImage
 from specllama.cli.options import mapped_errors
-from specllama.client.protocol import EarlierTurn
+from specllama.client.protocol import EarlierTurn, Image
 from specllama.config.store import write_whole
 from specllama.config.text_file import read_text
 from specllama.core.sampling.params import MAX_BIAS, SamplingParams
@@ -36,6 +38,7 @@ class Turn:
     calls: the calls of tools in the answer, as chat templates read them. n_results: how many results there
     must be. id: of the generation that wrote it, None if another engine process did. n_regenerated: how
     often it was regenerated. cut: why the answer ended early ("cancel", "length", "context"), else "".
+    images: of the message.
     """
 
     message: str
@@ -46,6 +49,7 @@ class Turn:
     id: int | None = None
     n_regenerated: int = 0
     cut: str = ""
+    images: list[AttachedImage] = field(default_factory=list)
 
     @property
     def complete(self) -> bool:
@@ -60,7 +64,8 @@ class Conversation:
     changed: whether there are unsaved changes. dropped: the turns before these, which the model does not see
     any more. tokens: the ids of the last answer and its prompt, None where they are not known. params: the
     sampling parameters that were set. models: with which it is held. name: under which it is saved, "" for
-    none yet; options: with which it is held, by their names; both are not in a file of /save.
+    none yet; options: with which it is held, by their names; both are not in a file of /save. sees: whether
+    the model sees the images.
     """
 
     system: str = ""
@@ -72,6 +77,7 @@ class Conversation:
     models: JsonObject = field(default_factory=dict)
     name: str = ""
     options: JsonObject = field(default_factory=dict)
+    sees: bool = False
 
     @property
     def waiting(self) -> bool:
@@ -82,8 +88,12 @@ class Conversation:
         """The messages for the template, from the turn `first` on, the last answer only if `answered`."""
         messages: list[JsonObject] = [{"role": "system", "content": self.system}] if self.system else []
         for turn in self.turns[first:]:
-            messages += turn_messages(turn, answered or turn is not self.turns[-1])
+            messages += turn_messages(turn, answered or turn is not self.turns[-1], self.sees)
         return messages
+
+    def images(self, first: int = 0) -> list[Image]:
+        """Those of which the messages from the turn `first` on have the markers."""
+        return [one.image for turn in self.turns[first:] for one in turn.images] if self.sees else []
 
     @property
     def open_calls(self) -> list[JsonObject]:
@@ -126,16 +136,17 @@ class Conversation:
         n = min(n, len(self.turns))
         while 0 < n < len(self.turns) and self.turns[n].results:  # they belong to the calls before them
             n += 1
-        self.dropped += [turn for turn in self.turns[:n] if turn.answer is not None]
+        self.dropped += [replace(turn, images=[]) for turn in self.turns[:n] if turn.answer is not None]
         del self.turns[:n]
         self.changed = self.changed or n > 0
         self.tokens = None if n else self.tokens
         return n
 
 
-def turn_messages(turn: Turn, answered: bool = True) -> list[JsonObject]:
-    """The messages of a turn; without `answered` its answer is left out."""
-    messages = list(turn.results) or [{"role": "user", "content": turn.message}]
+def turn_messages(turn: Turn, answered: bool = True, sees: bool = False) -> list[JsonObject]:
+    """The messages of a turn; without `answered` its answer is left out. sees: with markers of its images."""
+    markers = "".join(one.image.marker for one in turn.images) if sees else ""
+    messages = list(turn.results) or [{"role": "user", "content": markers + turn.message}]
     if turn.answer is not None and answered:
         calls = {"tool_calls": turn.calls} if turn.calls else {}
         messages.append({"role": "assistant", "content": turn.answer, **calls})
@@ -147,16 +158,32 @@ def turn_messages(turn: Turn, answered: bool = True) -> list[JsonObject]:
 
 SCHEMA = "specllama.chat/1"
 MAX_BYTES = 64 * 1024 * 1024
+MAX_IMAGE_BYTES = 40_000_000  # of all images, which take up a third more in the file
 _SCHEMA = re.compile(r"specllama\.chat/([0-9]{1,9})")
-_IDS = re.compile(r"([0-9]{1,9}( [0-9]{1,9})*)?")
+_IDS = re.compile(r"([0-9]{1,10}( [0-9]{1,10})*)?")
 _NOT_ONE = f"it is no conversation ({SCHEMA})"
 _MAX_COUNT = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Image:
+    name: str
+    data: str  # of the image's file, in base64
+
+    def attached(self, where: str) -> AttachedImage:
+        """Raises ValueError."""
+        name = without_lone_surrogates(self.name)
+        try:
+            return AttachedImage(name, base64.b64decode(self.data, validate=True))
+        except ValueError:
+            raise ValueError(f"{where}: images: data must be base64") from None
 
 
 @dataclass(frozen=True, slots=True)
 class _User:
     role: Literal["user"]
     content: str
+    images: list[_Image] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,6 +266,9 @@ def _messages(turns: Sequence[Turn]) -> list[JsonObject]:
     messages = list[JsonObject]()
     for turn in turns:
         messages += turn_messages(turn)
+        if turn.images:
+            shown = [{"name": i.name, "data": base64.b64encode(i.data).decode()} for i in turn.images]
+            messages[-1 if turn.answer is None else -2]["images"] = shown
         if turn.answer is not None and turn.cut:
             messages[-1]["finish_reason"] = turn.cut
         if turn.answer is not None and turn.n_regenerated:
@@ -332,7 +362,8 @@ def _turns(messages: Sequence[object], key: str) -> list[Turn]:
                 turns.append(Turn("", n_results=len(calls)))
             turns[-1].results.append({**wire.stored(dict[str, object], message, {}), "content": text})
         else:
-            turns.append(Turn(text))
+            assert isinstance(read, _User)
+            turns.append(Turn(text, images=[one.attached(f"{key}[{i}]") for one in read.images]))
     if turns and not turns[-1].complete:
         raise ValueError(f"there are calls without results at the end of {key}")
     return turns

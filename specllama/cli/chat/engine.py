@@ -18,7 +18,6 @@ from specllama.client.model_info import LoadInfo
 from specllama.client.stream import GenerationResult
 from specllama.config.load import LoadSettings
 from specllama.errors import ContextLengthError, EngineDiedError, SpecllamaError
-from specllama.json_types import JsonObject
 
 
 class LeaveError(Exception):
@@ -119,6 +118,7 @@ class ChatEngine:
             self.tools,
             prefix,
             follows=conversation.follows,
+            images=conversation.images(),
             earlier=conversation.tokens if conversation.follows is None else None,
         )
         request = protocol.Generate(
@@ -132,9 +132,14 @@ class ChatEngine:
         generate(self._client, request, show, result, hold_notices=True)
         return request.id
 
-    def count(self, messages: list[JsonObject], variables: Mapping[str, Any], prefix: str = "") -> int | None:
-        """Tokens of a prompt; None where it has more than the context. Raises TemplateError."""
-        chat = protocol.ChatInput(messages, dict(variables), self.tools, prefix)
+    def count(
+        self, conversation: Conversation, first: int, variables: Mapping[str, Any], prefix: str = ""
+    ) -> int | None:
+        """Tokens of a prompt from the turn `first` on; None where it has more than the context. Raises
+        TemplateError.
+        """
+        messages, images = conversation.messages(answered=False, first=first), conversation.images(first)
+        chat = protocol.ChatInput(messages, dict(variables), self.tools, prefix, images=images)
         question = protocol.CountTokens(self._client.next_id(), chat)
         inbox = queue.SimpleQueue[protocol.Message | SpecllamaError]()
         self._client.submit(question, inbox.put)

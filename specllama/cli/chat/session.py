@@ -10,17 +10,19 @@ from typing import Any
 
 from specllama.cli import console, readout
 from specllama.cli.answer import INTERRUPTED, cut_short
-from specllama.cli.chat.conversation import Conversation, Turn, rescue, write
+from specllama.cli.chat.conversation import MAX_IMAGE_BYTES, Conversation, Turn, rescue, write
 from specllama.cli.chat.engine import ChatEngine, LeaveError
 from specllama.cli.chat.library import ChatLibrary, ChatSaver, command
 from specllama.cli.chat.settings import call_text, refuse_logprobs, restored, result_message, show_calls
 from specllama.cli.chat.terminal import PROMPT, Screen
+from specllama.cli.images import AttachedImage, attached, dropped, no_projector
 from specllama.client.protocol import EarlierTurn
 from specllama.client.stream import GenerationResult
 from specllama.core.gain import gain
 from specllama.core.sampling.params import UNTIL_CONTEXT_FULL
 from specllama.core.stats import RunStats, summed
 from specllama.errors import ContextLengthError, EngineDiedError, SpecllamaError, UsageError
+from specllama.images import MAX_IMAGES
 from specllama.json_types import JsonObject
 from specllama.text.terminal import visible
 from specllama.wording import counted
@@ -138,7 +140,7 @@ class ChatSession:
     one saved to or loaded from. flags: the sampling parameters that the chat was started with, and system:
     its system message, None without one; both go before those of a conversation that it goes on with.
     results: of the calls in the last answer, as far as they were typed. used: the engine's values of the
-    parameters that were not set.
+    parameters that were not set. images: for the next message.
     """
 
     engine: ChatEngine
@@ -157,6 +159,7 @@ class ChatSession:
     results: list[JsonObject] = field(default_factory=list)
     used: JsonObject = field(default_factory=dict)
     totals: Totals = field(default_factory=Totals)
+    images: list[AttachedImage] = field(default_factory=list)
     _was_refused: bool = False
 
     @property
@@ -199,6 +202,12 @@ class ChatSession:
         them, and the last turn. name, file: under which it is saved, or which it is from.
         """
         refuse_logprobs(saved.params)
+        saved.sees = self.engine.info.vision
+        n_images = sum(len(turn.images) for turn in saved.turns)
+        if saved.sees:
+            saved.images()  # raises where one is damaged
+        elif n_images:
+            console.note(f"note: this model sees no images; {n_images} of it are left out")
         before, self.conversation, self.file = self.conversation, saved, file
         saved.name = name or before.name
         saved.params = {**saved.params, **self.flags}
@@ -234,12 +243,40 @@ class ChatSession:
                 "\n"
             )
             self.screen.dim(visible(f"{PROMPT}{text}"))
+            for image in turn.images:
+                self.screen.dim(f"with {visible(image.name)}")
             if turn.answer is not None:
                 self.screen.begin(GenerationResult())
                 self.screen.show(turn.answer, ((len(turn.answer), ""),))
                 for call in turn.calls:
                     self.screen.line(visible(call_text(call)))
                 self.screen.end()
+
+    def attach(self, images: Sequence[AttachedImage]) -> None:
+        """Have the next message have these images too, and say so. Raises UsageError."""
+        if images and not self.engine.info.vision:
+            raise no_projector(self.engine.info.target.name)
+        there = [one for turn in self.conversation.turns for one in turn.images]
+        together = [*there, *self.images, *images]
+        hint = "/trim forgets the oldest turns, /clear all of them, /image clear those that were not sent"
+        if len(together) > MAX_IMAGES:
+            raise UsageError(f"a conversation has at most {MAX_IMAGES} images, not {len(together)}", hint)
+        if (n := sum(len(one.data) for one in together)) > MAX_IMAGE_BYTES:
+            limit = f"{MAX_IMAGE_BYTES // 10**6} MB"
+            raise UsageError(f"the images of a conversation have at most {limit}, not {n / 1e6:.1f}", hint)
+        self.images += images
+        for one in images:
+            console.note(f"{one} goes with the next message")
+
+    def without_dropped(self, line: str) -> str:
+        """A line without the paths of image files at its end, which are attached: what terminals paste where
+        files are dropped. Raises UsageError.
+        """
+        text, paths = dropped(line)
+        if not paths or (text and not self.engine.info.vision):
+            return line
+        self.attach([attached(path) for path in paths])
+        return text
 
     def say(self, message: str) -> None:
         """Send a message and show its answer; a message without any answer is removed again.
@@ -258,7 +295,8 @@ class ChatSession:
             turn = Turn("", results=self.results)
             self.results = []
         else:
-            turn = Turn(message)
+            turn = Turn(message, images=self.images)
+            self.images = []
         self.conversation.turns.append(turn)
         self.keep()  # a chat that is killed loses the answer alone
         try:
@@ -275,6 +313,7 @@ class ChatSession:
     def _remove_unanswered(self, turn: Turn) -> None:
         if turn.answer is None:
             self.conversation.turns.pop()
+            self.images = [*turn.images, *self.images]
 
     def say_again(self) -> None:
         """Answer the last message again: with a new seed, or the one set plus one each time.
@@ -327,7 +366,7 @@ class ChatSession:
         engine, n_ctx, talk = self.engine, self.engine.info.n_ctx, self.conversation
 
         def count(n: int) -> int | None:
-            return engine.count(talk.messages(answered=False, first=n), self.variables, prefix)
+            return engine.count(talk, n, self.variables, prefix)
 
         room = find_room(talk.cuts, count, n_ctx) if self.may_drop is not None else None
         if room is None or self.may_drop is None:
