@@ -36,15 +36,18 @@ class AttachedImage:
             self._image = load_image(self.data, f"the image {visible(self.name)}")
         return self._image
 
+    def decoded(self) -> AttachedImage:
+        """Itself, decoded now. Raises UsageError, ResourceError."""
+        self._image = self.image
+        return self
+
     def __str__(self) -> str:
         return f"{visible(self.name)} ({self.image.width} × {self.image.height})"
 
 
 def attached(path: str) -> AttachedImage:
-    """The image in a file, decoded. Raises UsageError for none, ResourceError."""
-    found = AttachedImage(Path(path).name, read_image_file(path))
-    assert found.image
-    return found
+    """The image in a file, not decoded yet. Raises UsageError for a file that cannot be read."""
+    return AttachedImage(Path(path).name, read_image_file(path))
 
 
 def given_images(given: Sequence[str]) -> list[AttachedImage]:
@@ -53,7 +56,7 @@ def given_images(given: Sequence[str]) -> list[AttachedImage]:
     """
     paths = [path for value in given for path in ([value] if os.path.exists(value) else _fields(value))]
     check_n_images(paths, option("image"))
-    return [attached(path) for path in paths]
+    return [attached(path).decoded() for path in paths]
 
 
 def _fields(row: str) -> Iterable[str]:

@@ -25,6 +25,7 @@ from tests.support.chats import (
     saved,
 )
 from tests.support.command import Command
+from tests.support.image_files import png
 
 BAD = {  # command, and words of its error
     "/sve x": "there is no command /sve; did you mean /save?",
@@ -37,6 +38,8 @@ BAD = {  # command, and words of its error
     "/load " + "x" * 5000: "is not a usable path",
     "/load a\0b": "has a NUL; it is left out",
     "/save ~nobody-of-this-name/x": "is not a usable path",
+    "/image nowhere.png": "the image 'nowhere.png' cannot be read: No such file",
+    f"/image {os.devnull}": "cannot be read",
     "/trim 0": "/trim takes",
     "/trim many": "/trim takes",
     "/draft maybe": "/draft takes",
@@ -218,6 +221,20 @@ class TestPipe:
         assert messages(shared, "trim.json")[-2] == "d"
         assert messages(shared, "clear.json")[0] == "e"
         assert chat(shared, "/trim", "/trim 5").lines[-1] == "the oldest 0 turns forgotten, 0 turns left"
+
+    def test_images_for_a_model_that_sees_none(self, shared: Command) -> None:
+        (shared.home / "a b.png").write_bytes(png())
+        result = chat(shared, "/image", "/image a b.png", "/image 'a b.png'", "/image clear")
+        assert result.code == 2
+        assert result.err.count("error: pydoc-target sees no images") == 1
+        assert "--mmproj FILE gives it its projector" in result.err
+        assert "no image waits" in result.err
+        assert "0 images taken back" in result.err
+        few = (*FEW, "--image", "a b.png")
+        refused = chat(shared, "zip", args=few)
+        assert (refused.code, refused.out) == (2, "")
+        assert "error: pydoc-target sees no images" in refused.err
+        assert "'none.png' cannot be read" in chat(shared, args=(*FEW, "--image", "none.png")).err
 
     def test_slashes_and_quotation_marks(self, shared: Command) -> None:
         lines = ("//etc is what?", '"""', "/help", "", " two", '"""', '"""one"""', " /x", "/save slash.json")

@@ -12,6 +12,7 @@ from specllama.cli.llama_cpp_flags import hints, without_them
 from specllama.config.options import CHAT, EMBED, RUN, SERVE
 from specllama.errors import UsageError
 from tests.support.command import Command, assert_error
+from tests.support.image_files import png
 
 TEXT = "What does zip do?\nGrüße, 日本"
 FEW = ("--temp", "0", "-n", "3", "--no-calibrate", "--json")
@@ -153,3 +154,20 @@ def test_the_nearest_flag_comes_first_and_silly_ones_not_at_all() -> None:
     assert hint("run", "--temprature", "1") == "did you mean --temperature? see specllama run --help"
     assert hint("run", "--n-gpu-layer", "1").startswith("did you mean --n-gpu-layers or --gpu-layers? ")
     assert hint("run", "--xyzzy") == "see specllama run --help"
+
+
+def test_images_that_cannot_be_used(shared: Command) -> None:
+    """Said before the model is loaded where that is known then."""
+    (shared.home / "a.png").write_bytes(png())
+    (shared.home / "text.png").write_text("words")
+    run = ("run", *FEW, "-p", "Look")
+    bad = {
+        ("--image", "none.png"): "the image 'none.png' cannot be read: No such file",
+        ("--image", "a.png,text.png"): "this is not an image",
+        ("--image", "."): "cannot be read",
+        ("--image", "a.png", "-p", "<__media__> and <__media__>"): "has 2 times <__media__>, and there are 1",
+        ("--image", "a.png"): "pydoc-target sees no images",
+        ("--image", "a.png", "--raw"): "pydoc-target sees no images",
+    }
+    for result, why in zip(shared.many(*((*run, *line) for line in bad)), bad.values(), strict=True):
+        assert_error(result, 2, why)

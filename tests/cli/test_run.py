@@ -349,7 +349,7 @@ VALUES = {
 ALONE = {  # in tests of their own
     "file", "raw", "chat_template_file", "lora", "lora_scaled", "cpu_moe", "cpu_moe_draft", "override_tensor",
     "override_tensor_draft", "compare", "json", "json_schema_file", "grammar", "grammar_file", "hf_repo",
-    "hf_repo_draft", "rpc", "words", "escape", "no_escape", "quiet",
+    "hf_repo_draft", "rpc", "words", "escape", "no_escape", "quiet", "image",
 }  # fmt: skip
 
 

@@ -257,7 +257,7 @@ class ChatSession:
         if images and not self.engine.info.vision:
             raise no_projector(self.engine.info.target.name)
         there = [one for turn in self.conversation.turns for one in turn.images]
-        together = [*there, *self.images, *images]
+        together = [*there, *self.images, *(one.decoded() for one in images)]
         hint = "/trim forgets the oldest turns, /clear all of them, /image clear those that were not sent"
         if len(together) > MAX_IMAGES:
             raise UsageError(f"a conversation has at most {MAX_IMAGES} images, not {len(together)}", hint)
