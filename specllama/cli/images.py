@@ -79,9 +79,9 @@ def placed(text: str, images: Sequence[Image]) -> str:
 
 
 def no_projector(model: str) -> UsageError:
-    """The error for an image and a model that sees none."""
+    """The error for an image and a model that reads none."""
     hint = f"{option('mmproj')} FILE gives it its projector, mmproj-….gguf, if there is one"
-    return UsageError(f"{visible(model)} sees no images", hint)
+    return UsageError(f"{visible(model)} reads no images", hint)
 
 
 def dropped(line: str) -> tuple[str, list[str]]:

@@ -36,7 +36,7 @@ PROMPT = table("Prompt",
     row("file", "-f --file", str, "a file with the prompt, or to append to it; - is standard input", "FILE"),
     row("system_prompt", "-sys --system-prompt", str, "the system message", "TEXT"),
     row("image", "--image", list,
-        "an image that the model sees, before the prompt or in the place of <__media__> in it; may be given "
+        "an image that the model reads, before the prompt or in the place of <__media__> in it; may be given "
         "several times", "FILE"),
     row("prediction", "--prediction", str,
         "a file that most of the answer is expected to be, as in rewriting it; drafts are made from it",

@@ -1,4 +1,4 @@
-"""Images in the page: attached, shown, sent, kept; with a server that says that its model sees images."""
+"""Images in the page: attached, shown, sent, kept; with a server that says that its model reads images."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ def test_more_images_than_a_request_holds(seeing: Page) -> None:
     page.until(lambda: not page.notice)
 
 
-def test_a_model_that_sees_none(seeing: Page) -> None:
+def test_a_model_that_reads_none(seeing: Page) -> None:
     """What is there stays, is marked as not sent, and the button goes."""
     page = seeing
     give(page, "one.png")
@@ -208,13 +208,13 @@ def test_a_model_that_sees_none(seeing: Page) -> None:
     added = page.driver.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", blind)
     try:
         page.driver.refresh()
-        page.until(lambda: page.text_of(".unsent") == "The chosen model sees no images: they are not sent.")
+        page.until(lambda: page.text_of(".unsent") == "The chosen model reads no images: they are not sent.")
         assert not page.all("button", "Image")
         assert thumbnails(page, ".question") == ["one.png"]
         page.ask("And in words?")
         assert sent(page)[0]["messages"][0]["content"] == "Look"
         page.driver.execute_async_script(_GIVE, "drop", "two.png", "image/png", 64, 48)
-        page.until(lambda: "the chosen model sees no images" in page.notice)
+        page.until(lambda: "the chosen model reads no images" in page.notice)
     finally:
         page.driver.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", added)
 

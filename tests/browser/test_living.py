@@ -237,7 +237,7 @@ def test_files(page: Page) -> None:
 @pytest.mark.parametrize(
     ("name", "data", "kind", "said"),
     [
-        ("a.png", "\x89PNG\r\n", "image/png", "the chosen model sees no images"),
+        ("a.png", "\x89PNG\r\n", "image/png", "the chosen model reads no images"),
         ("a.pdf", "%PDF-1.7", "application/pdf", "PDF files are not read"),
         ("a.bin", "\x00\x01\xff", "", "it is not a text file"),
         ("a.mp3", "ID3", "audio/mpeg", "no sound and no video"),

@@ -83,7 +83,7 @@ def chat(given: Mapping[str, Any]) -> int:
             session.restore(taken.saved, taken.name)
         if session.system is not None:
             session.conversation.system = session.system
-        session.conversation.sees = engine.info.vision
+        session.conversation.reads_images = engine.info.vision
         session.attach(images)
         _greet(session, values.get("show_draft", False))
         try:

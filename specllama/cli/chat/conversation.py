@@ -64,8 +64,8 @@ class Conversation:
     changed: whether there are unsaved changes. dropped: the turns before these, which the model does not see
     any more. tokens: the ids of the last answer and its prompt, None where they are not known. params: the
     sampling parameters that were set. models: with which it is held. name: under which it is saved, "" for
-    none yet; options: with which it is held, by their names; both are not in a file of /save. sees: whether
-    the model sees the images.
+    none yet; options: with which it is held, by their names; both are not in a file of /save. reads_images:
+    whether the model reads images.
     """
 
     system: str = ""
@@ -77,7 +77,7 @@ class Conversation:
     models: JsonObject = field(default_factory=dict)
     name: str = ""
     options: JsonObject = field(default_factory=dict)
-    sees: bool = False
+    reads_images: bool = False
 
     @property
     def waiting(self) -> bool:
@@ -88,12 +88,12 @@ class Conversation:
         """The messages for the template, from the turn `first` on, the last answer only if `answered`."""
         messages: list[JsonObject] = [{"role": "system", "content": self.system}] if self.system else []
         for turn in self.turns[first:]:
-            messages += turn_messages(turn, answered or turn is not self.turns[-1], self.sees)
+            messages += turn_messages(turn, answered or turn is not self.turns[-1], self.reads_images)
         return messages
 
     def images(self, first: int = 0) -> list[Image]:
         """Those of which the messages from the turn `first` on have the markers."""
-        return [one.image for turn in self.turns[first:] for one in turn.images] if self.sees else []
+        return [one.image for turn in self.turns[first:] for one in turn.images] if self.reads_images else []
 
     @property
     def open_calls(self) -> list[JsonObject]:
@@ -143,9 +143,11 @@ class Conversation:
         return n
 
 
-def turn_messages(turn: Turn, answered: bool = True, sees: bool = False) -> list[JsonObject]:
-    """The messages of a turn; without `answered` its answer is left out. sees: with markers of its images."""
-    markers = "".join(one.image.marker for one in turn.images) if sees else ""
+def turn_messages(turn: Turn, answered: bool = True, reads_images: bool = False) -> list[JsonObject]:
+    """The messages of a turn; without `answered` its answer is left out. reads_images: with markers of its
+    images.
+    """
+    markers = "".join(one.image.marker for one in turn.images) if reads_images else ""
     messages = list(turn.results) or [{"role": "user", "content": markers + turn.message}]
     if turn.answer is not None and answered:
         calls = {"tool_calls": turn.calls} if turn.calls else {}

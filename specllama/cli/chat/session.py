@@ -202,12 +202,12 @@ class ChatSession:
         them, and the last turn. name, file: under which it is saved, or which it is from.
         """
         refuse_logprobs(saved.params)
-        saved.sees = self.engine.info.vision
+        saved.reads_images = self.engine.info.vision
         n_images = sum(len(turn.images) for turn in saved.turns)
-        if saved.sees:
+        if saved.reads_images:
             saved.images()  # raises where one is damaged
         elif n_images:
-            console.note(f"note: this model sees no images; {n_images} of it are left out")
+            console.note(f"note: this model reads no images; {n_images} of it are left out")
         before, self.conversation, self.file = self.conversation, saved, file
         saved.name = name or before.name
         saved.params = {**saved.params, **self.flags}

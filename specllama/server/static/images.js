@@ -4,28 +4,25 @@
 import { openDialog } from "./dialog.js";
 import { bytes, button, byId, element, whole } from "./dom.js";
 
-export const MOST = 16; // of a request
+const MOST = 16; // of a request
 const PIXELS = 20_000_000; // of an image; the server takes no larger one
 const LARGEST = 20 * 2 ** 20; // bytes of an image
-const TOGETHER = 31 * 2 ** 20; // bytes of all in a request, in base64
+const TOGETHER = 31_000_000; // bytes of all in a request, in base64
 const SENT = ["image/png", "image/jpeg", "image/webp", "image/gif", "image/bmp"]; // as they are
 const DATA = /^data:(image\/[a-z0-9.+-]{1,40});base64,([A-Za-z0-9+/=]+)$/;
 
-let sees = false;
-
-/** Whether the chosen model sees images. */
-export const seesImages = () => sees;
+let reads = false; // whether the chosen model reads images
 
 /** props: of the chosen model, null before they are known. */
 export function describeImages(props) {
-	sees = props?.modalities?.vision === true;
-	byId("attach-image").hidden = !sees;
-	document.body.classList.toggle("sees", sees);
+	reads = props?.modalities?.vision === true;
+	byId("attach-image").hidden = !reads;
+	document.body.classList.toggle("reads-images", reads);
 }
 
 /** An image of a file as {image, note}; note: what was changed, as a sentence, "" for nothing. Throws Error with why not. */
 export async function readImage(file, name) {
-	if (!sees) throw new Error("the chosen model sees no images");
+	if (!reads) throw new Error("the chosen model reads no images");
 	const bitmap = await createImageBitmap(file).catch(() => null);
 	if (!bitmap) throw new Error("this browser cannot read it as an image: save it as PNG or JPEG, and attach that");
 	const [width, height] = [bitmap.width, bitmap.height];
@@ -48,7 +45,7 @@ const imagesOf = (messages) => messages.flatMap(({ files = [] }) => files.filter
 
 /** What is wrong with the images of a request, as a sentence; "" for nothing. messages: all that is sent. */
 export function tooManyImages(messages) {
-	const all = sees ? imagesOf(messages) : [];
+	const all = reads ? imagesOf(messages) : [];
 	const size = all.reduce((sum, { image }) => sum + Math.ceil(image.size / 3) * 4, 0);
 	const what = "Remove some, delete earlier messages, or begin a new conversation.";
 	if (all.length > MOST) return `With these images the conversation has ${all.length}, and a request holds at most ${MOST}. ${what}`;
@@ -71,14 +68,14 @@ function shown(image, alt) {
 	return element("img", { src: url, alt, on: { load: forget, error: forget } });
 }
 
-/** The sentence below a question whose images are not sent; the style sheet shows it with a model that sees none. */
+/** The sentence below a question whose images are not sent; the style sheet shows it with a model that reads none. */
 export const unsentNote = (files) =>
-	files.some(isImage) ? element("p", { class: "hint unsent" }, "The chosen model sees no images: they are not sent.") : null;
+	files.some(isImage) ? element("p", { class: "hint unsent" }, "The chosen model reads no images: they are not sent.") : null;
 
-/** The content of a message: its text, after its images where the model sees them and there are any. */
+/** The content of a message: its text, after its images where the model reads them and there are any. */
 export function contentOf(text, files) {
 	const all = imagesOf([{ files }]);
-	if (!sees || !all.length) return text;
+	if (!reads || !all.length) return text;
 	const parts = all.map(({ image }) => ({ type: "image_url", image_url: { url: image } }));
 	return text ? [...parts, { type: "text", text }] : parts;
 }

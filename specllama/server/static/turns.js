@@ -25,7 +25,7 @@ export function turns(messages, going = null) {
 		if (isUnanswered(message, shown[i + 1])) continue;
 		const text = textOf(message);
 		const content = contentOf(text, message.files);
-		if (!content) continue; // of images alone, for a model that sees none
+		if (!content) continue; // of images alone, for a model that reads none
 		const last = found.at(-1);
 		if (message.role === "assistant" && last?.role === "assistant") last.content += `\n\n${text}`;
 		else found.push({ role: message.role, content });

@@ -110,11 +110,12 @@ def test_paths_that_terminals_paste(folder: Path, line: str, text: str | None, n
 
 
 def conversation(*images: AttachedImage) -> Conversation:
-    return Conversation(turns=[Turn("Look", "A grey.", images=list(images)), Turn("And now?")], sees=True)
+    turns = [Turn("Look", "A grey.", images=list(images)), Turn("And now?")]
+    return Conversation(turns=turns, reads_images=True)
 
 
 def test_a_conversation_keeps_the_images_in_its_file(folder: Path) -> None:
-    """The original may be gone; who sees no images gets none."""
+    """The original may be gone; a model that reads no images gets none."""
     talk = conversation(attached("one.png"))
     (image,) = talk.images()
     assert [m["content"] for m in talk.messages()] == [f"{image.marker}Look", "A grey.", "And now?"]
@@ -123,7 +124,7 @@ def test_a_conversation_keeps_the_images_in_its_file(folder: Path) -> None:
     (folder / "one.png").unlink()
     again = read("chat.json")
     assert (again.images(), again.messages()[0]["content"]) == ([], "Look")
-    again.sees = True
+    again.reads_images = True
     assert (again.images(), again.messages()) == (talk.images(), talk.messages())
     (kept,) = again.turns[0].images
     assert (kept.name, str(kept)) == ("one.png", "one.png (1 × 1)")
@@ -155,7 +156,7 @@ def test_a_damaged_image_is_an_error_once_it_is_needed() -> None:
     """Not where conversations are listed, which decodes none."""
     write("chat.json", conversation(AttachedImage("a\x1b.png", png()[:40])))
     again = read("chat.json")
-    again.sees = True
+    again.reads_images = True
     with pytest.raises(UsageError, match=r"the image a␛\.png: the image is damaged"):
         again.images()
     assert base64.b64encode(again.turns[0].images[0].data)
