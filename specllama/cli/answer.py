@@ -1,18 +1,24 @@
-"""What `run` and `chat` share: receiving an answer, ending it with Ctrl-C, the log file, measuring costs
-afterwards.
+"""What `run` and `chat` share: images of a prompt, receiving an answer, ending it with Ctrl-C, the log file,
+measuring costs afterwards.
 
-Knows the client and its messages; how the text is shown is up to the caller.
+Knows the client and its messages; how the text is shown is up to the caller. specllama/images.py decodes
+images.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
+import re
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
 from typing import IO, Any
+from urllib.parse import unquote, urlsplit
 
 from specllama.cli import console
 from specllama.cli.formatting import LogFile
@@ -21,11 +27,14 @@ from specllama.cli.progress import Progress
 from specllama.client import protocol
 from specllama.client.client import EngineClient
 from specllama.client.model_info import LoadInfo
+from specllama.client.prompt_input import Image
 from specllama.client.stream import GenerationResult
 from specllama.config.load import LoadSettings
 from specllama.config.text_file import expanded
 from specllama.core.repetition import EVERY, NOTICED, repeats
 from specllama.errors import ResourceError, SpecllamaError, UsageError, option
+from specllama.images import check_n_images, load_image, read_image_file
+from specllama.text.terminal import visible
 
 INTERRUPTED = 130
 CALIBRATE_SECONDS = 1.0
@@ -165,3 +174,112 @@ def calibrate(client: EngineClient) -> None:
     """Measure costs for the next run, during one second after the answer."""
     with contextlib.suppress(SpecllamaError, KeyboardInterrupt):
         client.calibrate(CALIBRATE_SECONDS)
+
+
+# Images: which files are meant, and where they stand in a text.
+
+
+MARKER = "<__media__>"  # in a prompt, as llama-mtmd-cli has it: an image belongs here
+_ENDING = re.compile(r"\.(png|jpe?g|webp|gif|bmp)['\"]?\s*$", re.I)
+_AT_END = re.compile(r"""(?:^|(?<=\s))(?:'([^']+)'|"([^"]+)"|((?:file://|~?/)(?:\\.|[^\s\\'"])*))\s*$""")
+
+
+@dataclass(slots=True)
+class AttachedImage:
+    """An image of a message. name: of its file. data: the bytes of the file."""
+
+    name: str
+    data: bytes
+    _image: Image | None = None
+
+    @property
+    def image(self) -> Image:
+        """It decoded, at the first use. Raises UsageError, ResourceError."""
+        if self._image is None:
+            self._image = load_image(self.data, f"the image {visible(self.name)}")
+        return self._image
+
+    def decoded(self) -> AttachedImage:
+        """Itself, decoded now. Raises UsageError, ResourceError."""
+        self._image = self.image
+        return self
+
+    def __str__(self) -> str:
+        return f"{visible(self.name)} ({self.image.width} × {self.image.height})"
+
+
+def attached(path: str) -> AttachedImage:
+    """The image in a file, not decoded yet. Raises UsageError for a file that cannot be read."""
+    return AttachedImage(Path(path).name, read_image_file(path))
+
+
+def given_images(values: Mapping[str, Any]) -> list[AttachedImage]:
+    """The images of all --image, each a file, or several with commas between them, as llama.cpp reads them.
+    Raises UsageError, ResourceError.
+    """
+    given = values.get("image", ())
+    if given and (values.get("mmproj") == "none" or (values.get("no_mmproj") and "mmproj" not in values)):
+        raise UsageError("needs the model's projector", f"leave out {option('no_mmproj')}", option="image")
+    paths = [path for value in given for path in ([value] if os.path.exists(value) else _fields(value))]
+    check_n_images(paths, option("image"))
+    return [attached(path).decoded() for path in paths]
+
+
+def _fields(row: str) -> Iterable[str]:
+    """The fields of a row of CSV; a quotation mark within a field is one."""
+    for quoted, plain in re.findall(r'(?:^|,)(?:"((?:[^"]|"")*)"(?=,|$)|([^,]*))', row):
+        yield quoted.replace('""', '"') or plain
+
+
+def check_reads_images(images: Sequence[object], reads: bool, path: str) -> None:
+    """Raises UsageError for images and a model that reads none; path: of its file."""
+    if images and not reads:
+        from specllama.models.projectors import no_projector
+        from specllama.models.resolve import Library
+
+        raise no_projector(Library(), path)
+
+
+def placed(text: str, images: Sequence[Image]) -> str:
+    """The text with the images' own markers: in the places of MARKER, in order, else before it. Raises
+    UsageError for another number of MARKER than of images.
+    """
+    parts = text.split(MARKER)
+    if not images or len(parts) == 1:
+        return "".join(image.marker for image in images) + text
+    if len(parts) - 1 != len(images):
+        problem = f"the prompt has {len(parts) - 1} times {MARKER}, and there are {len(images)} images"
+        raise UsageError(problem, f"write it once for each {option('image')}, or leave it out")
+    return "".join(map(str.__add__, parts, [*(image.marker for image in images), ""]))
+
+
+def dropped(line: str) -> tuple[str, list[str]]:
+    """(The text before, the paths) of image files at the end of a line, as terminals paste them where files
+    are dropped: whole paths, in quotation marks, with backslashes, or as file: URLs. Only files that are
+    there.
+    """
+    paths = list[str]()
+    if "\n" not in line and _ENDING.search(line[-16:]):
+        if _is_image(whole := os.path.expanduser(line.strip())):
+            return "", [whole]
+        while (match := _AT_END.search(line)) is not None:
+            path = _path(match[1] or match[2] or re.sub(r"\\(.)", r"\1", match[3]))
+            if not _is_image(path):
+                break
+            paths.insert(0, path)
+            line = line[: match.start()].rstrip()
+    return line, paths
+
+
+def _path(text: str) -> str:
+    if text.startswith("file://"):
+        url = urlsplit(text)
+        return unquote(url.path) if url.netloc in ("", "localhost") else ""
+    return os.path.expanduser(text)
+
+
+def _is_image(path: str) -> bool:
+    try:
+        return os.path.isabs(path) and _ENDING.search(path[-16:]) is not None and os.path.isfile(path)
+    except ValueError:  # a NUL
+        return False

@@ -14,14 +14,16 @@ from specllama.cli import console, readout
 from specllama.cli.answer import (
     INTERRUPTED,
     calibrate,
+    check_reads_images,
     cut_short,
     engine_log,
     generate,
+    given_images,
     load,
     log_file,
     may_loop,
+    placed,
 )
-from specllama.cli.images import given_images, no_projector, placed
 from specllama.cli.options import resolved, sampling
 from specllama.cli.progress import prepared
 from specllama.client import protocol
@@ -115,18 +117,20 @@ def run(given: Mapping[str, Any]) -> int:
     params = sampling(values)
     if "logprobs" in values and not values.get("json"):
         raise UsageError("--logprobs has nowhere to go", "add --json, which shows them")
-    images = [one.image for one in given_images(values.get("image", ()))]
+    images = [one.image for one in given_images(values)]
+    if not images and "mmproj" not in values:
+        values["no_mmproj"] = True  # texts need none
     request = _request(values, params, images)
     if "prediction" in values:
         request = replace(request, prediction=read_text(values["prediction"], "prediction"))
     values["no_memory"] = True  # one request has no earlier ones
     settings = prepared(_loaded(values), values)  # last: it may download
+    check_reads_images(images, bool(settings.projector), settings.target.path)
     as_json, log = values.get("json", False), log_file(values)
     verbose = values.get("verbose", False) or log is not None
     with EngineClient(engine_log(log, verbose)) as client:
         info = load(client, settings, verbose)
-        if images and not info.vision:
-            raise no_projector(info.target.name)
+        check_reads_images(images, info.vision, info.target.path)
         structured = "json_schema" in params or "grammar" in params
         console.note(readout.start_line(info, structured))
         for note in info.notes:

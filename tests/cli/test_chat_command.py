@@ -226,14 +226,14 @@ class TestPipe:
         (shared.home / "a b.png").write_bytes(png())
         result = chat(shared, "/image", "/image a b.png", "/image 'a b.png'", "/image clear")
         assert result.code == 2
-        assert result.err.count("error: pydoc-target reads no images") == 1
-        assert "--mmproj FILE gives it its projector" in result.err
+        assert result.err.count("error: pydoc-target.gguf cannot read images") == 1
+        assert "mmproj-*.gguf" in result.err
         assert "no image waits" in result.err
         assert "0 images taken back" in result.err
         few = (*FEW, "--image", "a b.png")
         refused = chat(shared, "zip", args=few)
         assert (refused.code, refused.out) == (2, "")
-        assert "error: pydoc-target reads no images" in refused.err
+        assert "error: pydoc-target.gguf cannot read images" in refused.err
         assert "'none.png' cannot be read" in chat(shared, args=(*FEW, "--image", "none.png")).err
 
     def test_slashes_and_quotation_marks(self, shared: Command) -> None:

@@ -166,8 +166,9 @@ def test_images_that_cannot_be_used(shared: Command) -> None:
         ("--image", "a.png,text.png"): "this is not an image",
         ("--image", "."): "cannot be read",
         ("--image", "a.png", "-p", "<__media__> and <__media__>"): "has 2 times <__media__>, and there are 1",
-        ("--image", "a.png"): "pydoc-target reads no images",
-        ("--image", "a.png", "--raw"): "pydoc-target reads no images",
+        ("--image", "a.png"): "pydoc-target.gguf cannot read images",
+        ("--image", "a.png", "--raw"): "pydoc-target.gguf cannot read images",
+        ("--image", "a.png", "--no-mmproj"): "--image needs the model's projector",
     }
     for result, why in zip(shared.many(*((*run, *line) for line in bad)), bad.values(), strict=True):
         assert_error(result, 2, why)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from specllama.cli import console
-from specllama.cli.answer import log_file
+from specllama.cli.answer import check_reads_images, given_images, log_file
 from specllama.cli.chat.commands import completions, run_command
 from specllama.cli.chat.conversation import Conversation, read
 from specllama.cli.chat.engine import ChatEngine, LeaveError
@@ -18,7 +18,6 @@ from specllama.cli.chat.library import ChatLibrary, ChatSaver, SavedChat, as_nam
 from specllama.cli.chat.session import ChatSession
 from specllama.cli.chat.settings import read_tools, refuse_logprobs
 from specllama.cli.chat.terminal import HistoryFile, InputReader, LineReader, Screen, TerminalReader
-from specllama.cli.images import given_images
 from specllama.cli.options import resolved, sampling
 from specllama.cli.progress import prepared
 from specllama.config import build, defaults
@@ -56,9 +55,10 @@ def chat(given: Mapping[str, Any]) -> int:
     tools = read_tools(values["tools"]) if "tools" in values else None
     if tools is not None and ("json_schema" in params or "grammar" in params):
         raise UsageError("cannot be used with a schema or a grammar", option="tools")
-    images = given_images(values.get("image", ()))
+    images = given_images(values)
     saver = _saver(values, library, taken)
     settings = prepared(build.load_settings(values, 1, defaults.KEPT_SECONDS), values)
+    check_reads_images(images, bool(settings.projector), settings.target.path)
     log = log_file(values)
     with contextlib.ExitStack() as stack:
         if log is not None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from specllama.cli import console
+from specllama.cli.answer import attached, dropped
 from specllama.cli.chat.conversation import read
 from specllama.cli.chat.engine import LeaveError
 from specllama.cli.chat.library import ChatLibrary
@@ -15,7 +16,6 @@ from specllama.cli.chat.session import ChatSession
 from specllama.cli.chat.settings import NAMES, assign, idle, parameter, shown
 from specllama.cli.chat.terminal import FILE
 from specllama.cli.formatting import nearest
-from specllama.cli.images import attached, dropped
 from specllama.cli.options import refuse_stdout
 from specllama.errors import UsageError
 from specllama.text.terminal import visible

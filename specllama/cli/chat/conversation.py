@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from specllama import wire
 from specllama.calls.history import parsed_arguments
-from specllama.cli.images import AttachedImage
+from specllama.cli.answer import AttachedImage
 from specllama.cli.options import mapped_errors
 from specllama.client.protocol import EarlierTurn, Image
 from specllama.config.store import write_whole

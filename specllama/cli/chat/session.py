@@ -9,13 +9,12 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from specllama.cli import console, readout
-from specllama.cli.answer import INTERRUPTED, cut_short
+from specllama.cli.answer import INTERRUPTED, AttachedImage, attached, check_reads_images, cut_short, dropped
 from specllama.cli.chat.conversation import MAX_IMAGE_BYTES, Conversation, Turn, rescue, write
 from specllama.cli.chat.engine import ChatEngine, LeaveError
 from specllama.cli.chat.library import ChatLibrary, ChatSaver, command
 from specllama.cli.chat.settings import call_text, refuse_logprobs, restored, result_message, show_calls
 from specllama.cli.chat.terminal import PROMPT, Screen
-from specllama.cli.images import AttachedImage, attached, dropped, no_projector
 from specllama.client.protocol import EarlierTurn
 from specllama.client.stream import GenerationResult
 from specllama.core.gain import gain
@@ -254,8 +253,7 @@ class ChatSession:
 
     def attach(self, images: Sequence[AttachedImage]) -> None:
         """Have the next message have these images too, and say so. Raises UsageError."""
-        if images and not self.engine.info.vision:
-            raise no_projector(self.engine.info.target.name)
+        check_reads_images(images, self.engine.info.vision, self.engine.info.target.path)
         there = [one for turn in self.conversation.turns for one in turn.images]
         together = [*there, *self.images, *(one.decoded() for one in images)]
         hint = "/trim forgets the oldest turns, /clear all of them, /image clear those that were not sent"

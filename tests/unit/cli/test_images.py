@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from specllama.cli.answer import MARKER, AttachedImage, attached, dropped, given_images, placed
 from specllama.cli.chat.conversation import Conversation, Turn, read, write
-from specllama.cli.images import MARKER, AttachedImage, attached, dropped, given_images, placed
 from specllama.errors import UsageError
 from tests.support.image_files import png
 
@@ -42,7 +42,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
 )
 def test_images_of_the_command_line(given: list[str], widths: list[int]) -> None:
-    assert [one.image.width for one in given_images(given)] == widths
+    assert [one.image.width for one in given_images({"image": given})] == widths
 
 
 @pytest.mark.usefixtures("folder")
@@ -60,12 +60,12 @@ def test_images_of_the_command_line(given: list[str], widths: list[int]) -> None
 )
 def test_what_is_no_image(given: list[str], why: str) -> None:
     with pytest.raises(UsageError, match=why):
-        given_images(given)
+        given_images({"image": given})
 
 
 @pytest.mark.usefixtures("folder")
 def test_images_stand_before_the_prompt_or_where_it_says() -> None:
-    images = [one.image for one in given_images(["one.png", "two words.png"])]
+    images = [one.image for one in given_images({"image": ["one.png", "two words.png"]})]
     one, two = (image.marker for image in images)
     assert placed("Look", images) == f"{one}{two}Look"
     assert placed(f"From {MARKER} to {MARKER}.", images) == f"From {one} to {two}."
