@@ -21,6 +21,7 @@ from specllama.errors import EngineError, SpecllamaError, UsageError, with_optio
 from specllama.images import MEDIA_MARKER
 from specllama.models import prepare
 from specllama.models.progress import DownloadState, Listener
+from specllama.models.projectors import no_projector
 from specllama.models.resolve import Library
 from specllama.text.prompt_parts import template_variables
 
@@ -83,9 +84,10 @@ class EngineSession:
 
     def check_images(self) -> None:
         """Raises UsageError where the loaded model reads text only."""
-        if self._loaded is None or not self._loaded.vision:
-            hint = f"load it with {as_argument('mmproj', 'FILE')}, the mmproj-*.gguf that belongs to it"
-            raise UsageError("this model reads text only, and the prompt has images", hint)
+        assert self._loaded is not None
+        if not self._loaded.vision:
+            error = no_projector(Library(_Logged(None)), self._loaded.target.path)
+            raise error.with_option_names(as_argument)
 
     def client(self) -> EngineClient:
         """The client of the running process, for a call. Raises EngineError after a close."""

@@ -70,5 +70,5 @@ def _is_url(text: str) -> bool:
 
 def _unusable(given: GivenImage, why: str) -> FieldError:
     """With the words by which Claude Code and Codex know what to leave out before they ask again."""
-    said = "could not process image: the image data you provided does not represent a valid image"
+    said = "could not process image. The image data you provided does not represent a valid image"
     return FieldError(f"{given.path}: {said}: {why}", given.param)

@@ -20,6 +20,7 @@ OLLAMA_CHAT, OLLAMA_GENERATE = "/api/chat", "/api/generate"
 RESPONSES = "/v1/responses"
 _LONG = MAX_BYTES - 200  # bytes of a field that leave room for the others
 _ONE_TOKEN = {"max_tokens": 1}
+_IMAGE = {"type": "image_url", "image_url": "aGk="}
 _ONE_OLLAMA = {"options": {"num_predict": 1}, "stream": False}
 
 
@@ -156,6 +157,17 @@ _BODIES: Mapping[tuple[str, type[protocol.Message] | None], Mapping[str, Callabl
         "a schema of 64 KiB": _said("x", json_schema={"enum": [f"a{i}" for i in range(6000)]}),
         "template variables of 64 KiB": _said("x", chat_template_kwargs={"a": [[]] * 16_000}),
         "a grammar of 64 KiB": _said("x", grammar='root ::= "a"' + ' | "b"' * 10_000),
+        "images": _filled(
+            '{"messages":[{"role":"user","content":[', '{"type":"image_url","image_url":"aGk="}', "]}]}"
+        ),
+        "as many images as there may be parts, earlier": lambda: _json(
+            messages=[{"role": "user", "content": [_IMAGE] * 4096}, *_USER], **_ONE_TOKEN
+        ),
+        "a large image": lambda: _json(
+            messages=[
+                {"role": "user", "content": [_IMAGE | {"image_url": "data:image/png;base64," + "A" * _LONG}]}
+            ]
+        ),
         "a thousand tools": lambda: _json(**_tools(1000, properties=6)),
         "tools of one name": _filled(
             _MESSAGE + '"tools":[', '{"type":"function","function":{"name":"f"}}', "]}"
@@ -197,6 +209,10 @@ _BODIES: Mapping[tuple[str, type[protocol.Message] | None], Mapping[str, Callabl
         "texts and ids that fit": _body(prompt=[7, "zip"] * 256, n_predict=1, n_cmpl=8),
         "prompts of texts and ids": _body(prompt=[[7, "a"] * 256] * 64, n_predict=1),
         "nested prompts": _filled('{"prompt":[', '{"prompt_string":[[1]]}', "]}"),
+        "images": _filled('{"prompt":{"prompt_string":"<__media__>","multimodal_data":[', '"aGk="', "]}}"),
+        "markers of images": _body(
+            prompt={"prompt_string": "<__media__>" * (_LONG // 12), "multimodal_data": ["aGk="]}
+        ),
         "biases of texts": _body(
             prompt="x", n_predict=1, logit_bias={f"{i:064}a"[1:]: 1 for i in range(128)}
         ),
@@ -254,6 +270,7 @@ _BODIES: Mapping[tuple[str, type[protocol.Message] | None], Mapping[str, Callabl
         "a text of words": lambda: _json(prompt=" a" * (_LONG // 2), **_ONE_OLLAMA),
         "a raw text of one letter": lambda: _json(prompt="a" * _LONG, raw=True, **_ONE_OLLAMA),
         "a context": _filled('{"context":[', "7", "]}"),
+        "images": _filled('{"prompt":"x","images":[', '"aGk="', "]}"),
         "a schema": _numbered('{"prompt":"x","format":{"enum":[', '"a{0}"', "]}}"),
         "a duration": lambda: b'{"keep_alive":"' + b"1" * _LONG + b'h"}',
     },

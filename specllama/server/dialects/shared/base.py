@@ -6,6 +6,7 @@ start generations.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -19,8 +20,11 @@ from starlette.responses import Response
 
 from specllama.client import protocol
 from specllama.client.model_info import LoadInfo
+from specllama.config.options import as_flag
 from specllama.config.text_file import MAX_BYTES
 from specllama.json_types import JsonObject
+from specllama.models.projectors import no_projector
+from specllama.models.resolve import Library
 from specllama.server.dialects.shared.conversation import ReadConversation
 from specllama.server.dialects.shared.fields import Model, checked
 from specllama.server.dialects.shared.image_parts import HasImages
@@ -37,7 +41,6 @@ from specllama.server.service import DiskScopes, Service
 from specllama.server.settings import ServerSettings
 from specllama.server.supervisor import Say, Supervisor
 
-NO_PROJECTOR = "to read images, start the server with --mmproj and the model's projector, mmproj-….gguf"
 _MAX_NOTED = 1024  # fields whose names are kept
 
 
@@ -119,13 +122,14 @@ def _plain(item: Mapping[str, Any]) -> JsonObject:
 
 class Shared:
     """State shared by all requests. bodies: reads request bodies. images: decodes images. noted: ignored
-    fields already logged. scopes: access to prompts on disk.
+    fields already logged. scopes: access to prompts on disk. advice: how models would read images, by path.
     """
 
     def __init__(self, scopes: DiskScopes, settings: ServerSettings) -> None:
         self.scopes, self.images = scopes, ImageReader(settings.allow_image_urls)
         self.bodies, self.recent_items = BodyReader(), RecentItems()
         self.noted = set[str]()
+        self.advice: dict[str, str] = {}
 
 
 class ApiRequest:
@@ -279,7 +283,11 @@ class ApiRequest:
             return
         info = await self.supervisor.load()
         if not info.vision:
-            body.refuse_images(NO_PROJECTOR)
+            path, advice = info.target.path, self._shared.advice
+            if path not in advice:
+                error = (await asyncio.to_thread(no_projector, Library(), path)).with_option_names(as_flag)
+                advice[path] = f"{error.message}: {error.hint}"
+            body.refuse_images(advice[path])
         elif marker:
             body.place_images({one.number: marker for one in given}, ())
         else:
