@@ -127,6 +127,13 @@ _FUNCTIONS: Mapping[str, tuple[Any, tuple[Any, ...]]] = {  # result and argument
 }
 
 
+_GUARDED: Mapping[str, tuple[Any, tuple[Any, ...]]] = {
+    "specllama_open": (_POINTER, (ctypes.c_char_p, _POINTER, ctypes.POINTER(_Params))),
+    "specllama_tokenize": _FUNCTIONS["mtmd_tokenize"],
+    "specllama_encode": _FUNCTIONS["mtmd_encode_chunk"],
+}
+
+
 def _cached() -> Path:
     return cache_dir() / "vision" / f"{vision_build.key()}.so"
 
@@ -147,13 +154,16 @@ def _loaded(path: Path) -> Any:
     try:
         # It is not linked to libllama, whose functions are visible to it from here on.
         ctypes.CDLL(ggml._name, mode=ctypes.RTLD_GLOBAL)
-        library = ctypes.CDLL(str(path))
+        library: Any = ctypes.CDLL(str(path))
         for name, (result, arguments) in _FUNCTIONS.items():
             function = getattr(library, name)
             function.restype, function.argtypes = result, arguments
-        if hasattr(library, "specllama_open"):
-            library.specllama_open.restype = _POINTER
-            library.specllama_open.argtypes = (ctypes.c_char_p, _POINTER, ctypes.POINTER(_Params))
+        library.guards = hasattr(library, "specllama_open")  # it is ours, whose functions never throw
+        for name, (result, arguments) in _GUARDED.items() if library.guards else ():
+            function = getattr(library, name)
+            function.restype, function.argtypes = result, arguments
+        library.tokenize = library.specllama_tokenize if library.guards else library.mtmd_tokenize
+        library.encode = library.specllama_encode if library.guards else library.mtmd_encode_chunk
     except (OSError, AttributeError) as error:
         raise Unusable(f"{path} cannot be loaded: {error}") from None
     library.mtmd_log_set(ctypes.cast(_log.callback, _POINTER), None)
@@ -253,6 +263,11 @@ class VisionEncoder:
         facts = (identity(header), vision_build.CHECKSUM, use_gpu, flash_attn, min_tokens, max_tokens)
         self.key = hashlib.sha256(repr(facts).encode()).digest()
         self._sizes: dict[tuple[int, int], list[list[int] | int]] = {}
+        try:
+            self.pieces(_SIDES[0], _SIDES[0])
+        except UsageError:
+            self.close()
+            raise
         self.n_most = 0 if self._causal else self._most_rows()
 
     def _open(self, params: _Params) -> int:
@@ -260,7 +275,7 @@ class VisionEncoder:
         _log.clear()
         _log.verbose = log.verbose
         log.clear()
-        if hasattr(self._mtmd, "specllama_open"):
+        if self._mtmd.guards:
             handle = self._mtmd.specllama_open(path, self._model.handle, ctypes.byref(params))
         else:
             handle = self._mtmd.mtmd_init_from_file(path, self._model.handle, params)
@@ -268,11 +283,8 @@ class VisionEncoder:
             return int(handle)
         reason = _NOISE.sub("", _log.reason())
         if match := _OTHER_MODEL.search(reason):
-            raise UsageError(
-                f"{self._path} is the projector of another model: its rows have {match[2]} values, those of "
-                f"{self._model.settings.path} {match[1]}",
-                f"name the one that was published with the model: {option('mmproj', 'FILE')}",
-            )
+            name = self._model.settings.path
+            raise self._of_another_model(f"its rows have {match[2]} values, those of {name} {match[1]}")
         if _NO_MEMORY.search(f"{reason} {log.reason()}"):
             raise ResourceError(
                 f"not enough memory to load the projector {self._path}: {reason}",
@@ -282,6 +294,12 @@ class VisionEncoder:
             "update specllama" if "unknown projector type" in reason else "get the file again, or another one"
         )
         raise IntegrityError(f"llama.cpp cannot load the projector {self._path}: {reason}", hint)
+
+    def _of_another_model(self, why: str) -> UsageError:
+        return UsageError(
+            f"{self._path} is the projector of another model: {why}",
+            f"name the one that was published with the model: {option('mmproj', 'FILE')}",
+        )
 
     def _most_rows(self) -> int:
         """The most rows of a part, over images of usual shapes: a line of pixels may have more."""
@@ -307,6 +325,10 @@ class VisionEncoder:
             ]  # fmt: skip
         if 0 in made:
             raise self._refused(width, height, "no row is left of it")
+        marks = [token for ids in made if isinstance(ids, list) for token in ids]
+        if any(token not in range(self._model.n_vocab) for token in marks):
+            name = self._model.settings.path
+            raise self._of_another_model(f"{name} has no tokens for what it puts around images")
         if len(self._sizes) >= _MOST_SIZES:
             self._sizes.clear()
         self._sizes[width, height] = made
@@ -331,7 +353,7 @@ class VisionEncoder:
         return encoded
 
     def _encode(self, chunk: int) -> ImageEmbeddings:
-        if self._mtmd.mtmd_encode_chunk(self._handle, chunk) != 0:
+        if self._mtmd.encode(self._handle, chunk) != 0:
             raise EngineError(f"llama.cpp cannot encode an image: {_log.reason()}")
         n = int(self._mtmd.mtmd_input_chunk_get_n_tokens(chunk))
         made = self._mtmd.mtmd_get_output_embd(self._handle)
@@ -363,7 +385,7 @@ class VisionEncoder:
             _log.clear()
             bitmaps = (_POINTER * 1)(bitmap)
             text = _Text(_MARKER, len(_MARKER), False, True)
-            if self._mtmd.mtmd_tokenize(self._handle, chunks, ctypes.byref(text), bitmaps, 1) != 0:
+            if self._mtmd.tokenize(self._handle, chunks, ctypes.byref(text), bitmaps, 1) != 0:
                 raise self._refused(width, height, _log.reason())
             n = self._mtmd.mtmd_input_chunks_size(chunks)
             yield [self._mtmd.mtmd_input_chunks_get(chunks, i) for i in range(n)]

@@ -160,6 +160,11 @@ def test_the_projector_of_another_model(encoder: Open, tmp_path: Path) -> None:
         encoder("gemma3", path)
 
 
+def test_a_model_without_the_tokens_around_images(encoder: Open) -> None:
+    with pytest.raises(UsageError, match="has no tokens for what it puts around images"):
+        encoder("idefics3")
+
+
 def test_an_unfinished_download(encoder: Open, tmp_path: Path) -> None:
     path = tiny_mmproj.gemma3(tmp_path / "cut.gguf")
     path.write_bytes(path.read_bytes()[:30_000])

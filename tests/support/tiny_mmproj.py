@@ -2,6 +2,7 @@
 
     gemma3    siglip's encoder: every image is 16 rows, which see each other
     internvl  tiles of 4 rows, and an overview: several parts an image, each with marks around it
+    idefics3  an overview and tiles, with tokens around them that no tiny model has
     qwen2vl   any size, a row for each 8 x 8 pixels; positions by M-RoPE, for the model `qwen2vl_text`
     text      writes a text: its rows are the embeddings of the tokens that `text_image` has drawn
 
@@ -104,6 +105,17 @@ def internvl(path: Path | str, seed: int = 0) -> Path:
     p.norm("mm.model.mlp.0", 4 * WIDTH)
     p.linear("mm.model.mlp.1", FF, 4 * WIDTH)
     p.linear("mm.model.mlp.3", N_EMBD, FF)
+    return p.write()
+
+
+def idefics3(path: Path | str, seed: int = 0) -> Path:
+    """For models with tokens of their own around images, which the tiny ones lack."""
+    p = Projector(path, "idefics3", seed, image_size=32, patch_size=8)
+    p.writer.add_uint32("clip.vision.preproc_image_size", 32)
+    p.writer.add_uint32("clip.vision.projector.scale_factor", 2)
+    p.encoder(8)
+    p.random("v.position_embd.weight", 16, WIDTH)
+    p.random("mm.model.fc.weight", N_EMBD, 4 * WIDTH)
     return p.write()
 
 

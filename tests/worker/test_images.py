@@ -19,6 +19,7 @@ from tests.support import tiny_mmproj, tinygguf
 from tests.support.front import Front
 from tests.worker.test_heads import assistant, blocks, eagle3
 
+pytestmark = pytest.mark.usefixtures("vision")
 KINDS = {  # target, projector, draft
     "llama": (tinygguf.llama, tiny_mmproj.internvl, tinygguf.llama),
     "gemma3": (tinygguf.gemma3, tiny_mmproj.gemma3, tinygguf.llama),

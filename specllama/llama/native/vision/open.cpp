@@ -1,16 +1,31 @@
-// Opens a projector. ggml, too, ends the process where tensors do not fit together; while a projector's graph is built for
-// the first time, in this thread and without computing, that is an exception instead.
+// Opens a projector and uses it; what is thrown meanwhile, as for a model without the tokens that libmtmd puts around an
+// image, is logged and returned as a failure. ggml, too, ends the process where tensors do not fit together; while a graph
+// is built, in this thread, that is an exception instead.
 #include "mtmd.h"
 
 namespace {
 
-thread_local bool opening = false;
+thread_local bool calling = false;
 
-void throw_if_opening(const char * message) {
-    if (opening) {
+void throw_if_calling(const char * message) {
+    if (calling) {
         throw std::runtime_error(message);
     }
     fprintf(stderr, "%s\n", message);  // as ggml does without this function
+}
+
+template <typename call> auto guarded(call && made, decltype(made()) failure) {
+    const auto before = ggml_set_abort_callback(throw_if_calling);
+    auto       result = failure;
+    calling           = true;
+    try {
+        result = made();
+    } catch (const std::exception & error) {
+        LOG_ERR("%s\n", error.what());
+    }
+    calling = false;
+    ggml_set_abort_callback(before);
+    return result;
 }
 
 }  // namespace
@@ -21,11 +36,15 @@ MTMD_API extern const char specllama_sources[];
 const char                 specllama_sources[] = SPECLLAMA_SOURCES;
 
 MTMD_API mtmd_context * specllama_open(const char * path, const llama_model * model, const mtmd_context_params * params) {
-    const auto before = ggml_set_abort_callback(throw_if_opening);
-    opening           = true;
-    mtmd_context * context = mtmd_init_from_file(path, model, *params);
-    opening                = false;
-    ggml_set_abort_callback(before);
-    return context;
+    return guarded([&] { return mtmd_init_from_file(path, model, *params); }, nullptr);
+}
+
+MTMD_API int32_t specllama_tokenize(const mtmd_context * context, mtmd_input_chunks * chunks, const mtmd_input_text * text,
+                                    const mtmd_bitmap * const * bitmaps, size_t n) {
+    return guarded([&] { return mtmd_tokenize(context, chunks, text, bitmaps, n); }, 2);
+}
+
+MTMD_API int32_t specllama_encode(mtmd_context * context, const mtmd_input_chunk * chunk) {
+    return guarded([&] { return mtmd_encode_chunk(context, chunk); }, 1);
 }
 }
