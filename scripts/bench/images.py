@@ -5,7 +5,7 @@ usage: python -m scripts.bench.images --llama-server PROGRAM [--pairs 8] [--side
 
 Without files: the demo model with a projector of random weights, of InternVL's kind and in the shape of
 SigLIP base (12 layers of width 768, 256 rows an image of 448 pixels). Starts both servers, on free ports of
-this machine. Prints JSON: the seconds to the first token of a prompt with an image that was never seen, of
+this machine. Prints lines of JSON: the seconds to the first token of a prompt with an image that was never seen, of
 both servers in turn, and the median of the ratios; the longest gap of a stream of our server while nothing
 else happens, and while images are encoded; what the second turn of a conversation evaluates; how much drafts
 gain behind an image and without one, in the same text. Run nothing else on the machine.
@@ -151,7 +151,7 @@ def seen(url: str, text: str = "What is this?") -> list[dict[str, Any]]:
     return [{"role": "user", "content": parts}]
 
 
-def measure(ours: str, theirs: str, given: Any) -> dict[str, Any]:
+def measure(ours: str, theirs: str, given: Any) -> Iterator[dict[str, Any]]:
     ask(ours, seen(picture(1, given.side)), 2)
     ask(theirs, seen(picture(1, given.side)), 2)
     firsts: dict[str, list[float]] = {ours: [], theirs: []}
@@ -161,7 +161,7 @@ def measure(ours: str, theirs: str, given: Any) -> dict[str, Any]:
             times, _, _ = ask(url, image, 2)
             firsts[url].append(times[1] - times[0])
     ratios = [a / b for a, b in zip(firsts[ours], firsts[theirs], strict=True)]
-    result: dict[str, Any] = {
+    yield {
         "first_token": [round(statistics.median(firsts[url]), 3) for url in (ours, theirs)],
         "first_token_ratio": round(statistics.median(ratios), 3),
         "first_token_ratios": [round(ratio, 3) for ratio in ratios],
@@ -176,25 +176,25 @@ def measure(ours: str, theirs: str, given: Any) -> dict[str, Any]:
             ask(ours, seen(picture(100 + i, given.side)), 2)
         stream.join()
         gaps.append(round(max(b - a for a, b in pairwise(got[0][1:])), 3))
-    result["longest_gap"] = {"alone": gaps[0], "with_images": gaps[1]}
+    yield {"longest_gap": {"alone": gaps[0], "with_images": gaps[1]}}
     chat = seen(picture(200, given.side))
     _, text, last = ask(ours, chat, 8)
     chat += [{"role": "assistant", "content": text}, {"role": "user", "content": "And now?"}]
     _, _, next_turn = ask(ours, chat, 2)
     counts = [one["usage"]["prompt_tokens"] for one in (last, next_turn)]
     cached = next_turn["usage"]["prompt_tokens_details"]["cached_tokens"]
-    result["second_turn"] = {"first_prompt": counts[0], "prompt": counts[1], "evaluated": counts[1] - cached}
+    yield {"second_turn": {"first_prompt": counts[0], "prompt": counts[1], "evaluated": counts[1] - cached}}
     gains = []
     for messages in (seen(picture(300, given.side), SAID), [{"role": "user", "content": SAID}]):
         runs = []
         for _ in range(3):
             for speculative in (False, True):
-                times, text, _ = ask(ours, messages, 64, speculation=None if speculative else False)
+                how = {"enabled": speculative, "memory": False}
+                times, text, _ = ask(ours, messages, 64, speculation=how)
                 runs.append((speculative, times[-1] - times[1], text))
         plain, fast = (statistics.median(t for s, t, _ in runs if s is kind) for kind in (False, True))
         gains.append((round(plain / fast, 2), len({text for _, _, text in runs}) == 1))
-    result["gain"] = {"with_image": gains[0][0], "without": gains[1][0], "same_texts": [g[1] for g in gains]}
-    return result
+    yield {"gain": {"with_image": gains[0][0], "without": gains[1][0], "same_texts": [g[1] for g in gains]}}
 
 
 def main() -> None:
@@ -218,7 +218,8 @@ def main() -> None:
         logs = Path(folder) / "ours.log", Path(folder) / "theirs.log"
         with served(ours, logs[0]) as a, served(theirs, logs[1]) as b:
             try:
-                print(json.dumps(measure(a, b, given), indent=2))
+                for figures in measure(a, b, given):
+                    print(json.dumps(figures), flush=True)
             except cli.BadInput as problem:
                 p.error(str(problem))
 
