@@ -5,10 +5,10 @@ usage: python -m scripts.bench.images --llama-server PROGRAM [--pairs 8] [--side
 
 Without files: the demo model with a projector of random weights, of InternVL's kind and in the shape of
 SigLIP base (12 layers of width 768, 256 rows an image of 448 pixels). Starts both servers, on free ports of
-this machine. Prints lines of JSON: the seconds to the first token of a prompt with an image that was never seen, of
-both servers in turn, and the median of the ratios; the longest gap of a stream of our server while nothing
-else happens, and while images are encoded; what the second turn of a conversation evaluates; how much drafts
-gain behind an image and without one, in the same text. Run nothing else on the machine.
+this machine. Prints lines of JSON: the seconds to the first token of a prompt with an image that was never
+seen, of both servers in turn, and the median of the ratios; the longest gap of a stream of our server while
+nothing else happens, and while images are encoded; what the second turn of a conversation evaluates; how much
+drafts gain behind an image and without one, in the same text. Run nothing else on the machine.
 """
 
 from __future__ import annotations
