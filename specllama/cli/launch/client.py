@@ -25,7 +25,7 @@ def folder() -> Path:
 @dataclass(frozen=True, slots=True)
 class ModelServer:
     """A server and one of its models. url: without /v1. key: "" for none. n_ctx, n_ctx_train: tokens of a
-    text, and those that the model was trained on; 0 for unknown.
+    text, and those that the model was trained on; 0 for unknown. vision: whether it is known to read images.
     """
 
     url: str
@@ -33,6 +33,7 @@ class ModelServer:
     key: str = field(default="", repr=False)
     n_ctx: int = 0
     n_ctx_train: int = 0
+    vision: bool = False
 
     @property
     def api(self) -> str:

@@ -76,7 +76,8 @@ def find(url: str, key: str, model: str) -> ModelServer | None:
         about = _ask(url, "POST", "/api/show", key, {"model": entry["id"]})[1].get("model_info") or {}
         lengths = [v for k, v in about.items() if k.endswith(".context_length") and isinstance(v, int)]
         n_ctx = next(iter(lengths), 0)
-    return ModelServer(url, entry["id"], key, n_ctx, meta.get("n_ctx_train") or 0)
+    vision = "image" in ((entry.get("architecture") or {}).get("input_modalities") or ())
+    return ModelServer(url, entry["id"], key, n_ctx, meta.get("n_ctx_train") or 0, vision)
 
 
 def _chosen(url: str, key: str, entries: Sequence[Mapping[str, Any]], model: str) -> Mapping[str, Any]:

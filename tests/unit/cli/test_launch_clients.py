@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,9 @@ import pytest
 from specllama.cli.launch import command
 from specllama.cli.launch.client import ModelServer
 from specllama.cli.launch.clients.claude import CLAUDE
-from specllama.cli.launch.clients.opencode import merged
+from specllama.cli.launch.clients.continue_ import CONTINUE
+from specllama.cli.launch.clients.llm import LLM
+from specllama.cli.launch.clients.opencode import OPENCODE, merged
 from specllama.errors import ResourceError
 
 
@@ -21,6 +24,19 @@ def test_claude_code_knows_a_context_in_which_its_own_reserve_leaves_room(
 ) -> None:
     settings = CLAUDE.settings(ModelServer("http://127.0.0.1:1", "main", n_ctx=n_ctx), {})
     assert settings.variables.get("CLAUDE_CODE_MAX_CONTEXT_TOKENS") == expected
+
+
+@pytest.mark.parametrize("vision", [False, True])
+def test_clients_that_ask_whether_the_model_reads_images_are_answered(vision: bool) -> None:
+    server = ModelServer("http://127.0.0.1:1", "main", vision=vision)
+    config = json.loads(OPENCODE.settings(server, {}).variables["OPENCODE_CONFIG_CONTENT"])
+    model = config["provider"]["specllama"]["models"]["main"]
+    modalities = {"input": ["text", "image"], "output": ["text"]} if vision else None
+    assert (model.get("attachment", False), model.get("modalities")) == (vision, modalities)
+    ((model,),) = (json.loads(text)["models"] for text in CONTINUE.settings(server, {}).files.values())
+    assert ("image_input" in model["capabilities"]) is vision
+    ((model,),) = (json.loads(text) for text in LLM.settings(server, {}).files.values())
+    assert model["vision"] is vision
 
 
 def test_objects_are_merged() -> None:

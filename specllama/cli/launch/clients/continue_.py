@@ -18,7 +18,7 @@ def _settings(server: ModelServer, _environ: Variables) -> ClientSettings:
         "apiBase": server.api,
         "apiKey": f"${{{{ secrets.{_KEY} }}}}" if server.key else server.any_key,
         "roles": ["chat", "edit", "apply"],
-        "capabilities": ["tool_use"],
+        "capabilities": ["tool_use", *(["image_input"] if server.vision else [])],
     }
     if server.n_ctx:
         model["defaultCompletionOptions"] = {"contextLength": server.n_ctx, "maxTokens": server.n_ctx // 4}

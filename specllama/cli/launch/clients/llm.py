@@ -16,6 +16,7 @@ def _settings(server: ModelServer, _environ: Variables) -> ClientSettings:
         "api_base": server.api,
         "supports_tools": True,
         "supports_schema": True,
+        "vision": server.vision,
     }
     if server.key:
         model["api_key_name"] = _MODEL  # without a stored key of this name the variable is used

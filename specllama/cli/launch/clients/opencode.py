@@ -16,6 +16,8 @@ _CONFIG, _KEY = "OPENCODE_CONFIG_CONTENT", "SPECLLAMA_API_KEY"
 
 def _settings(server: ModelServer, environ: Variables) -> ClientSettings:
     model: JsonObject = {"name": server.model, "tool_call": True}
+    if server.vision:  # else it leaves images out
+        model |= {"attachment": True, "modalities": {"input": ["text", "image"], "output": ["text"]}}
     if server.n_ctx:
         model["limit"] = {"context": server.n_ctx, "output": server.n_ctx // 4}
     options = {"baseURL": server.api, "apiKey": f"{{env:{_KEY}}}" if server.key else server.any_key}
