@@ -34,7 +34,7 @@ class CatalogueModel:
     """A model that can be asked for. id: its name in lists. names: its other names. path: of its first part,
     "" if it is not on disk. n_bytes: of all parts. modified: seconds since the epoch. pull: the name for
     `specllama pull`. own_name: "pydoc" for the embedded pair. guessed_bytes: of one that is not on disk, by
-    its name; 0 where that says nothing.
+    its name; 0 where that says nothing. has_projector: whether its projector is on disk, too.
     """
 
     id: str
@@ -45,6 +45,7 @@ class CatalogueModel:
     pull: str = ""
     own_name: str = ""
     guessed_bytes: int = 0
+    has_projector: bool = False
 
     @property
     def loads_as(self) -> str:
@@ -180,7 +181,8 @@ def _installed(library: Library) -> Iterator[CatalogueModel]:
         if model.usual:
             names += [model.repo, f"hf:{model.repo}"]
         n_bytes, modified = _stat([str(file.link) for file in model.files])
-        yield CatalogueModel(model.name, path, tuple(names), n_bytes, modified)
+        sees = model.projector is not None
+        yield CatalogueModel(model.name, path, tuple(names), n_bytes, modified, has_projector=sees)
 
 
 def _stat(paths: Iterable[str]) -> tuple[int, float]:

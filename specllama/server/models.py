@@ -118,8 +118,17 @@ class ModelPool:
 
     @property
     def has_vision(self) -> bool:
-        """Whether a model that was loaded reads images."""
-        return any(s.supervisor.loaded is not None and s.supervisor.loaded.vision for s in self.services)
+        """Whether a model reads images, as far as that is known."""
+        return any(self.sees(s.model, s.supervisor.loaded) for s in self.services) or any(
+            self.sees(model, None) for model in self._catalogue.models
+        )
+
+    def sees(self, model: CatalogueModel, info: LoadInfo | None) -> bool:
+        """Whether a model reads images: by its last load, or as its next one would make it."""
+        if info is not None:
+            return info.vision
+        others = self.settings.others
+        return model.has_projector and others is not None and others.mmproj != "none"
 
     @property
     def current(self) -> Service:

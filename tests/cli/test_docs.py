@@ -79,7 +79,10 @@ NOT_RUN = {  # what a command begins with, after environment variables: why no t
     "vllm-router": "the same",
 }
 QUIET = ("export", "specllama models verify")  # nothing to say on stdout
-NOT_SERVED = {"--host 0.0.0.0": "would listen at all addresses of this machine"}
+NOT_SERVED = {
+    "--host 0.0.0.0": "would listen at all addresses of this machine",
+    "--mmproj mmproj-vision": "needs a model that reads images; tests/server/test_images.py has one",
+}
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import base64
 import io
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import anthropic
@@ -19,6 +20,7 @@ from langchain_openai import ChatOpenAI
 from PIL import Image as pillow
 
 from tests.support import tiny_mmproj, tinygguf
+from tests.support.hub_cache import put
 from tests.support.serving import Reply, Server
 
 pytestmark = pytest.mark.usefixtures("vision")
@@ -94,6 +96,23 @@ def test_what_lists_say(sees: Server) -> None:
     assert model["architecture"]["input_modalities"] == ["text", "image"]
     assert "vision" in sees.post("/api/show", {"model": "m"}).json["capabilities"]
     assert sees.get("/api/v0/models").json["data"][0]["type"] == "vlm"
+
+
+def test_models_that_are_not_loaded_yet(tmp_path: Path) -> None:
+    """Their lists, and a large image that loads one."""
+    model, projector = tinygguf.gemma3(tmp_path / "m.gguf"), tiny_mmproj.gemma3(tmp_path / "p.gguf")
+    put(tmp_path / "hub", "me/sees", "sees-F32.gguf", model.read_bytes())
+    put(tmp_path / "hub", "me/sees", "mmproj-F16.gguf", projector.read_bytes())
+    environ = {"SPECLLAMA_MODEL": None, "HF_HUB_CACHE": str(tmp_path / "hub")}
+    with Server(tmp_path, "-c", "512", "--models-max", "0", env=environ) as server:
+        assert server.get("/props").json["modalities"]["vision"] is False
+        name = {"model": "me/sees:F32"}
+        assert "vision" in server.post("/api/show", name).json["capabilities"]
+        types = {one["id"]: one["type"] for one in server.get("/api/v0/models").json["data"]}
+        assert (types["me/sees:F32"], types["pydoc-target"]) == ("vlm", "llm")
+        image = {"type": "image_url", "image_url": {"url": RED + " " * (5 << 20)}}
+        assert server.chat(said(image), **SHORT, **name).status == 200
+        assert server.chat(said(image), **SHORT, model="pydoc-target").status == 400
 
 
 @pytest.mark.parametrize(

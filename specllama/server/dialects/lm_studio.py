@@ -26,15 +26,15 @@ async def model(api: ApiRequest) -> Response:
 
 async def _entry(api: ApiRequest, listing: ListedModel) -> JsonObject:
     facts = listing.info or await api.models.details(listing.model)
-    return entry(listing, facts)
+    return entry(listing, facts, api.models.sees(listing.model, listing.info))
 
 
-def entry(listing: ListedModel, facts: LoadInfo | ModelDetails) -> JsonObject:
-    """One model. facts: from its last load or its header."""
+def entry(listing: ListedModel, facts: LoadInfo | ModelDetails, sees: bool = False) -> JsonObject:
+    """One model. facts: from its last load or its header. sees: whether it reads images."""
     quant = facts.target.quant if isinstance(facts, LoadInfo) else facts.quant
     architecture = facts.architecture
     chats = facts.template_works if isinstance(facts, LoadInfo) else bool(facts.template)
-    kind = "vlm" if isinstance(facts, LoadInfo) and facts.vision else "llm"
+    kind = "vlm" if sees else "llm"
     shown: JsonObject = {
         "id": listing.name,
         "object": "model",

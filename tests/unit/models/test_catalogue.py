@@ -52,6 +52,9 @@ def test_what_is_on_disk_and_what_is_known(library: Library) -> None:
         "pydoc-target", "me/Big-GGUF:Q4_K_M", "me/Big-GGUF:Q8_0", "you/other:other.gguf",
     }  # fmt: skip
     assert on_disk["me/Big-GGUF:Q8_0"].n_bytes == 5
+    assert {id_ for id_, model in on_disk.items() if model.has_projector} == {
+        "me/Big-GGUF:Q4_K_M", "me/Big-GGUF:Q8_0",
+    }  # fmt: skip
     assert abs(on_disk["me/Big-GGUF:Q8_0"].modified - time.time()) < 3600
     known = {model.id: model.pull for model in catalogue.models if not model.on_disk}
     assert known["away-1b"] == "away"

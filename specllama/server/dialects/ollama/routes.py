@@ -179,8 +179,10 @@ async def show(api: ApiRequest) -> Response:
     await api.find_model(body.model or body.name or None)
     service, info = api.service, api.supervisor.loaded
     facts, n_ctx = (info, info.n_ctx) if info is not None else await api.models.unloaded(service)
-    modified = service.model.modified
-    return JSONResponse(show_entry(service.name, facts, n_ctx, modified, api.settings.sampling))
+    shown = show_entry(service.name, facts, n_ctx, service.model.modified, api.settings.sampling)
+    if api.models.sees(service.model, info):
+        shown["capabilities"].append("vision")
+    return JSONResponse(shown)
 
 
 async def chat(api: ApiRequest) -> Response:
@@ -331,7 +333,7 @@ def show_entry(
 
 def capabilities(info: LoadInfo | ModelDetails) -> list[str]:
     """Capabilities of a model. A chat template suffices for tools: without native support they are
-    described in a system message. Infill support is known only after a load.
+    described in a system message. Infill support is known only after a load. Without "vision".
     """
     if info.embedding is not None if isinstance(info, LoadInfo) else info.embeds:
         return ["embedding"]
@@ -339,8 +341,7 @@ def capabilities(info: LoadInfo | ModelDetails) -> list[str]:
         works, reasons, fills = info.template_works, info.template_reasons, info.infill
     else:
         works, reasons, fills = bool(info.template), info.reasons, False
-    sees = isinstance(info, LoadInfo) and info.vision
-    more = {"tools": works, "insert": fills, "thinking": works and reasons, "vision": sees}
+    more = {"tools": works, "insert": fills, "thinking": works and reasons}
     return ["completion", *(name for name, has in more.items() if has)]
 
 
