@@ -241,6 +241,7 @@ def test_keys_of_llm_info() -> None:
         "n_slots": 1, "n_ctx_train": 512, "file_bytes": 99, "end_ids": [1, 2],
         "sampling": asdict(SamplingParams()), "template": "t", "chat_template": True, "bos_token": "<s>",
         "eos_token": "</s>", "head": "", "head_in_target": False, "embedding": None, "vision": False,
+        "mmproj": "",
     }  # fmt: skip
 
 
