@@ -108,7 +108,8 @@ def _receive(
 ) -> None:
     delta = answer.add(event)
     if isinstance(event, protocol.Prefilled):
-        progress.show("reading the prompt", event.n_done / event.n_prompt, f"of {event.n_prompt} tokens")
+        what = "reading an image of the prompt" if event.at_image else "reading the prompt"
+        progress.show(what, event.n_done / event.n_prompt, f"of {event.n_prompt} tokens")
     if delta is not None:
         progress.clear()
         if show is not None and delta.text:

@@ -352,12 +352,15 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Prefilled:
-    """From the engine: n_done tokens of the prompt are in the cache, n_reused of which were there before."""
+    """From the engine: n_done tokens of the prompt are in the cache, n_reused of which were there before.
+    at_image: whether an image follows, which is encoded first.
+    """
 
     id: int
     n_done: int
     n_prompt: int
     n_reused: int = 0
+    at_image: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -252,7 +252,8 @@ class LoadedEngine:
                 items.append(item)
             elif not (r.message.progress or g.prefilled) and now - self._reported > _PREFILL_REPORT_SECONDS:
                 self._reported = now
-                self.send(protocol.Prefilled(r.id, g.n_past, g.n_prompt, g.stats.n_reused))
+                at_image = g.next_image is not None
+                self.send(protocol.Prefilled(r.id, g.n_past, g.n_prompt, g.stats.n_reused, at_image))
         if items:
             self.send(protocol.Tokens(items))
         for r in [r for r in self.running if r.generation.finish_reason is not None]:

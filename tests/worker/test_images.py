@@ -5,6 +5,7 @@ once, and an image that is a text gives the text's answer.
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -146,6 +147,26 @@ def test_answers_to_one_prompt_and_other_images_in_its_place(front: Front, image
     (first, *_) = image_runs(front.prompt_ids(**ask(b)))
     assert done(front).stats.n_reused <= first[0]
     assert other == front.ids(**ask(b), params=params(1, 1.0), reuse=False, speculate=False)
+
+
+def test_other_texts_go_on_while_an_image_is_encoded(front: Front, images, monkeypatch) -> None:
+    encoder, may_go = front.core.loaded.vision, threading.Event()
+    encode = encoder.encode
+    monkeypatch.setattr(encoder, "encode", lambda *given: may_go.wait(60) and encode(*given))
+    image = images[0]
+    front.messages.clear()
+    front.core.handle(m.Generate(1, m.TextInput(f"a {image.marker}", [image]), params(1, 0.0), reuse=False))
+    front.core.handle(m.Generate(2, m.TextInput("and on"), params(2, 0.0)))
+    while not any(isinstance(message, m.Done) for message in front.messages):
+        front.core.step()
+    assert done(front).id == 2
+    assert any(message.at_image for message in front.messages if isinstance(message, m.Prefilled))
+    assert front.core.step_due_in == 0.1
+    may_go.set()
+    while front.core.busy:
+        front.core.step()
+    assert front.messages[-1].id == 1
+    assert front.messages[-1].stats.n_predict == 30
 
 
 def test_what_is_asked_about_prompts_with_images(front: Front, images) -> None:
