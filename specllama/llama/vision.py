@@ -263,12 +263,14 @@ class VisionEncoder:
         facts = (identity(header), vision_build.CHECKSUM, use_gpu, flash_attn, min_tokens, max_tokens)
         self.key = hashlib.sha256(repr(facts).encode()).digest()
         self._sizes: dict[tuple[int, int], list[list[int] | int]] = {}
+        self.n_most = 0
         try:
             self.pieces(_SIDES[0], _SIDES[0])
         except UsageError:
             self.close()
             raise
-        self.n_most = 0 if self._causal else self._most_rows()
+        if not self._causal:
+            self.n_most = self._most_rows()
 
     def _open(self, params: _Params) -> int:
         path = os.fsencode(self._path)
@@ -325,6 +327,8 @@ class VisionEncoder:
             ]  # fmt: skip
         if 0 in made:
             raise self._refused(width, height, "no row is left of it")
+        if self.n_most and max(part for part in made if isinstance(part, int)) > self.n_most:
+            raise self._refused(width, height, f"it has more than {self.n_most} rows, which see each other")
         marks = [token for ids in made if isinstance(ids, list) for token in ids]
         if any(token not in range(self._model.n_vocab) for token in marks):
             name = self._model.settings.path
