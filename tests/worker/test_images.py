@@ -16,9 +16,9 @@ from specllama.client import protocol as m
 from specllama.config.load import LoadSettings, ModelSettings
 from specllama.config.store import Store
 from specllama.core.image_rows import image_runs
-from tests.support import tiny_mmproj, tinygguf
+from tests.support import tiny_mmproj, tinygguf, tinymtp
 from tests.support.front import Front
-from tests.worker.test_heads import assistant, blocks, eagle3
+from tests.worker.test_heads import assistant, blocks, eagle3, inside
 
 pytestmark = pytest.mark.usefixtures("vision")
 KINDS = {  # target, projector, draft
@@ -29,6 +29,7 @@ KINDS = {  # target, projector, draft
     "eagle3": (eagle3, tiny_mmproj.internvl, None),
     "dflash": (blocks(0), tiny_mmproj.internvl, None),
     "assistant": (assistant, tiny_mmproj.internvl, None),
+    "qwen35": (inside(tinymtp.qwen35, (0.0, 0.0, 0.0, 1.0)), tiny_mmproj.qwen2vl, None),
 }
 EXACT: dict[str, Any] = {"cache_type_k": "f32", "cache_type_v": "f32", "flash_attn": "off", "n_threads": 1}
 
@@ -42,7 +43,7 @@ def image_of(folder: Path, rgb: bytes, width: int, height: int) -> m.Image:
 
 def opened(folder: Path, kind: str, n_slots: int = 2) -> Front:
     make, make_projector, make_draft = KINDS[kind]
-    if kind in ("eagle3", "dflash", "assistant"):
+    if kind in ("eagle3", "dflash", "assistant", "qwen35"):
         target, draft = make(folder)
     else:
         target = make(folder / "model.gguf")
@@ -157,10 +158,11 @@ def test_other_texts_go_on_while_an_image_is_encoded(front: Front, images, monke
     front.messages.clear()
     front.core.handle(m.Generate(1, m.TextInput(f"a {image.marker}", [image]), params(1, 0.0), reuse=False))
     front.core.handle(m.Generate(2, m.TextInput("and on"), params(2, 0.0)))
-    while not any(isinstance(message, m.Done) for message in front.messages):
+    said = {m.Done: False, m.Prefilled: False}
+    while not all(said.values()):  # the progress is reported every half second
         front.core.step()
+        said |= {type(one): True for one in front.messages if getattr(one, "at_image", True)}
     assert done(front).id == 2
-    assert any(message.at_image for message in front.messages if isinstance(message, m.Prefilled))
     assert front.core.step_due_in == 0.1
     may_go.set()
     while front.core.busy:
