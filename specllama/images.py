@@ -104,7 +104,7 @@ def load_image_text(text: str, where: str = "") -> Image:
 def bytes_of_text(text: str, where: str = "") -> bytes:
     """The bytes of a `data:` URL in base64, or of base64 alone. Raises UsageError."""
     name = f"{where}: " if where else ""
-    hint = "send the image as data:image/png;base64,…"
+    hint, text = "send the image as data:image/png;base64,…", text.strip()
     if text[:5].lower() == "data:":
         head, comma, text = text.partition(",")
         if not comma or not head.lower().endswith(";base64"):
@@ -114,7 +114,7 @@ def bytes_of_text(text: str, where: str = "") -> bytes:
         raise UsageError(f"{name}{what} not read here: {quoted(text)}", hint)
     if len(text) > MAX_BYTES * 3 // 2:
         raise _too_many_bytes(name)
-    text = "".join(text.split())
+    text = "".join(text.split()).translate({ord("-"): "+", ord("_"): "/"})  # of the form for URLs
     try:
         return base64.b64decode(text + "=" * (-len(text) % 4), validate=True)
     except (binascii.Error, ValueError):

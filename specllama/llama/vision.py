@@ -338,16 +338,21 @@ class VisionEncoder:
         self._sizes[width, height] = made
         return made
 
-    def encode(self, rgb: bytes | memoryview, width: int, height: int) -> list[ImageEmbeddings]:
-        """One for each part, in order. rgb: width * height * 3 bytes. By one thread at a time, beside decodes
+    def encode(
+        self, rgb: bytes | memoryview, width: int, height: int, wanted: Callable[[], bool] = lambda: True
+    ) -> list[ImageEmbeddings]:
+        """One for each part, in order. rgb: width * height * 3 bytes. wanted: asked before each part; if it
+        says no, those before are returned. By one thread at a time, beside decodes
         of the model in another. HunyuanVL numbers the images of a prompt in their positions; here each is the
         first. Raises EngineError.
         """
         if len(rgb) != width * height * 3:
             raise ValueError(f"{len(rgb)} bytes for an image of {width} x {height} pixels")
-        encoded = []
+        encoded = list[ImageEmbeddings]()
         with self._chunks(rgb, width, height) as chunks:
             for chunk in chunks:
+                if not wanted():
+                    return encoded
                 if self._mtmd.mtmd_input_chunk_get_type(chunk) == _IMAGE:
                     encoded.append(self._encode(chunk))
         if [len(part.rows) for part in encoded] != [

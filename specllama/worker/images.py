@@ -31,6 +31,7 @@ from specllama.worker.draft import gpus
 Send = Callable[[protocol.Message], None]
 Tokenize = Callable[[str, bool, bool], list[int]]  # from (text, add_special, parse_special)
 _MARKER = re.compile(r"<__media_[0-9a-f]{32}__>")
+_MOST_KEPT = 64 << 20  # bytes of rows of images that no prompt has
 SHOWN = "<__media__>"  # for a marker, in texts for users
 
 
@@ -42,7 +43,9 @@ class Encoder(Protocol):
 
     def pieces(self, width: int, height: int) -> list[list[int] | int]: ...
 
-    def encode(self, rgb: bytes | memoryview, width: int, height: int) -> list[ImageEmbeddings]: ...
+    def encode(
+        self, rgb: bytes | memoryview, width: int, height: int, wanted: Callable[[], bool]
+    ) -> list[ImageEmbeddings]: ...
 
 
 class ImageEncoder:
@@ -53,10 +56,13 @@ class ImageEncoder:
     def __init__(self, encoder: Encoder, wake: Callable[[], None]) -> None:
         self.encoder, self._wake = encoder, wake
         self._known: weakref.WeakValueDictionary[str, EncodedImage] = weakref.WeakValueDictionary()
+        self._kept = dict[EncodedImage, int]()  # the last ones that were encoded, with their bytes
         self._thread = ThreadPoolExecutor(1, "specllama-images")
 
     def image(self, image: protocol.Image) -> EncodedImage:
-        """The image, encoded at most once while a prompt has it. Raises EngineError without its file."""
+        """The image, encoded at most once while a prompt has it, and for some time after that. Raises
+        EngineError without its file.
+        """
         known = self._known.get(image.digest)
         if known is None:
             self._known[image.digest] = known = EncodedImage(image, self)
@@ -68,8 +74,10 @@ class ImageEncoder:
 
         def encode() -> list[ImageEmbeddings]:
             try:
-                one = wanted()
-                return one.encode_now(self.encoder) if one is not None else []
+                parts = self._encoded(wanted)
+                if (one := wanted()) is not None:
+                    self._keep(one, sum(part.rows.nbytes for part in parts))
+                return parts
             except SpecllamaError:
                 raise
             except Exception as error:
@@ -79,6 +87,24 @@ class ImageEncoder:
                 self._wake()
 
         return self._thread.submit(encode)
+
+    def _encoded(self, wanted: weakref.ref[EncodedImage]) -> list[ImageEmbeddings]:
+        """The rows of an image, fewer if nobody wants it any more."""
+        one = wanted()
+        if one is None:
+            return []
+        pixels, width, height = one.pixels, one.image.width, one.image.height
+        one.pixels = None
+        del one  # or it would be wanted here
+        assert pixels is not None
+        with pixels, memoryview(pixels) as rgb:
+            return self.encoder.encode(rgb, width, height, lambda: wanted() is not None)
+
+    def _keep(self, image: EncodedImage, n_bytes: int) -> None:
+        """Keep what an image was encoded to: it may be in another prompt, after other text."""
+        self._kept[image] = n_bytes
+        while len(self._kept) > 1 and sum(self._kept.values()) > _MOST_KEPT:
+            del self._kept[next(iter(self._kept))]
 
 
 class EncodedImage:
@@ -90,23 +116,16 @@ class EncodedImage:
         size = image.width * image.height * 3
         try:
             with open_regular(image.path) as file:  # which may be removed from now on
-                self._pixels: mmap.mmap | None = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+                self.pixels: mmap.mmap | None = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
         except (OSError, ValueError) as error:
             raise EngineError(f"cannot read the image: {error}") from None
-        if len(self._pixels) != size:
-            raise EngineError(f"the image has {len(self._pixels)} bytes, not {size}")
+        if len(self.pixels) != size:
+            raise EngineError(f"the image has {len(self.pixels)} bytes, not {size}")
 
     def begin(self) -> Future[list[ImageEmbeddings]]:
         if self._future is None:
             self._future = self._thread.begin(self)
         return self._future
-
-    def encode_now(self, encoder: Encoder) -> list[ImageEmbeddings]:
-        """In the thread of the encoder."""
-        pixels, self._pixels = self._pixels, None
-        assert pixels is not None
-        with pixels, memoryview(pixels) as rgb:
-            return encoder.encode(rgb, self.image.width, self.image.height)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -22,6 +22,7 @@ from specllama.calls.closed_schema import with_closed_schemas
 from specllama.calls.schema import answer_schema
 from specllama.client import protocol
 from specllama.clock import running_time
+from specllama.core.decoder import context_length_error
 from specllama.core.engine import Engine
 from specllama.core.interfaces import Mask
 from specllama.core.prefix.stored import CachedSequence
@@ -30,7 +31,7 @@ from specllama.core.sampling.infill import InfillRule
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.sequence import Generation, Request, TokenLogprobs
 from specllama.core.stats import RunStats
-from specllama.errors import BusyError, EngineError, SpecllamaError, UsageError
+from specllama.errors import BusyError, ContextLengthError, EngineError, SpecllamaError, UsageError
 from specllama.llama.model import LlamaModel, end_of_turn_id
 from specllama.prefix_disk.memory_store import MemoryStore
 from specllama.processor_time import WorkMeter, of_thread
@@ -529,6 +530,11 @@ class RequestIntake:
         if stored is not None and self.persister is not None:
             self.persister.was_read(stored)
         message, model, prompt = made.message, self._loaded.model, made.prompt
+        if prompt.images and len(prompt.ids) >= self._engine.target.n_ctx:
+            error = context_length_error(len(prompt.ids), self._engine.target.n_ctx)
+            n = sum(image.end - image.begin for image in prompt.images)
+            hint = f"{error.hint}, or smaller images: they have {n} of the tokens"
+            raise ContextLengthError(error.message, hint, error.details)
         if self._memory is not None:
             self._memory.note_scope(message.owner, message.disk_scope)
         for note in made.notes:

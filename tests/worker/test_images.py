@@ -150,11 +150,11 @@ def test_answers_to_one_prompt_and_other_images_in_its_place(front: Front, image
     assert other == front.ids(**ask(b), params=params(1, 1.0), reuse=False, speculate=False)
 
 
-def test_other_texts_go_on_while_an_image_is_encoded(front: Front, images, monkeypatch) -> None:
+def test_other_texts_go_on_while_an_image_is_encoded(front: Front, tmp_path: Path, monkeypatch) -> None:
     encoder, may_go = front.core.loaded.vision, threading.Event()
     encode = encoder.encode
     monkeypatch.setattr(encoder, "encode", lambda *given: may_go.wait(60) and encode(*given))
-    image = images[0]
+    image = image_of(tmp_path, tiny_mmproj.noise_image(40, 40, 9), 40, 40)
     front.messages.clear()
     front.core.handle(m.Generate(1, m.TextInput(f"a {image.marker}", [image]), params(1, 0.0), reuse=False))
     front.core.handle(m.Generate(2, m.TextInput("and on"), params(2, 0.0)))

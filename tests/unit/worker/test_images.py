@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import hashlib
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -32,7 +33,8 @@ class Halves:
             raise UsageError("the image is too high")
         return [[BEGIN], height, [END]] if width <= height else [[BEGIN], height, height, [END]]
 
-    def encode(self, rgb, width: int, height: int) -> list[ImageEmbeddings]:
+    def encode(self, rgb, width: int, height: int, wanted) -> list[ImageEmbeddings]:
+        self.wanted = wanted
         assert self.may_go.wait(30)
         self.n_encoded += 1
         if self.error is not None:
@@ -153,6 +155,37 @@ def test_what_the_encoder_raises_is_an_error_of_the_request(tmp_path, encoder, e
     (part,) = images.rows(images.tokenize(image_of(tmp_path, 2, 3).marker, False, False))
     with pytest.raises(EngineError, match=message):
         awaited(part)
+
+
+def test_what_is_encoded_stops_being_wanted_and_stays_for_a_while(tmp_path, encoder, monkeypatch):
+    halves = encoder.encoder
+    halves.may_go.clear()
+    one = image_of(tmp_path, 3, 50)
+
+    def part():
+        images = PromptImages([one], tokenize, encoder)
+        return images.rows(images.tokenize(one.marker, False, False))[0]
+
+    cancelled = part()
+    assert cancelled.encoded() is None
+    while not hasattr(halves, "wanted"):  # the thread is at it
+        time.sleep(0.001)
+    assert halves.wanted()
+    del cancelled
+    gc.collect()
+    assert not halves.wanted()
+    halves.may_go.set()
+    assert len(awaited(part()).rows) == 50
+    gc.collect()
+    Path(one.path).unlink()
+    assert len(awaited(part()).rows) == 50  # which other text may be before now
+    assert halves.n_encoded == 2
+    monkeypatch.setattr("specllama.worker.images._MOST_KEPT", 1)
+    other = image_of(tmp_path, 2, 3)
+    images = PromptImages([other], tokenize, encoder)
+    awaited(images.rows(images.tokenize(other.marker, False, False))[0])
+    with pytest.raises(EngineError, match="cannot read the image"):
+        part()
 
 
 def test_files_that_hold_no_image_are_errors(tmp_path, encoder):

@@ -208,7 +208,7 @@ def _json_text(value: Any) -> str:
 def placeholder(kind: str, name: str = "") -> str:
     """The text that replaces an image, sound or a file for the model."""
     shown = " ".join(name.split())[:200]
-    return f"[{kind}{f' {shown}' if shown else ''} left out: this model reads text only]"
+    return f"[{kind}{f' {shown}' if shown else ''} left out: it cannot be read here]"
 
 
 def read(content: str | Sequence[ContentPart] | None, path: str) -> ReadContent:
@@ -435,7 +435,7 @@ class ReadConversation:
         """
         for image in self.new_images[:1]:
             more = f"; {how}" if how else ""
-            raise FieldError(f"{image.path}: {_NEW_MEDIA.format(kind='image')}{more}", image.param)
+            raise FieldError(f"{image.path}: {_refused('image')}{more}", image.param)
         return self.placed({})
 
     @property
@@ -537,7 +537,7 @@ class ConversationReader:
             self._media, self._new_images = [], []
         if self._media:
             first = self._media[0]
-            raise FieldError(f"{first.path}: {_NEW_MEDIA.format(kind=first.kind)}", first.param)
+            raise FieldError(f"{first.path}: {_refused(first.kind)}", first.param)
         last = messages[-1] if messages and continues else None
         if last is None or last["role"] != "assistant" or (open_calls and last.get("tool_calls")):
             return self._conversation(messages)
@@ -572,10 +572,12 @@ class ConversationReader:
         return {"id": self._calls.add(call.id, call.name), "type": "function", "function": function}
 
 
-_NEW_MEDIA = (
-    "this model reads text only and could not process {kind} input. The {kind} data you provided does not "
-    "represent a valid {kind} for it: send the message without. Those of earlier messages may stay"
-)
-"""With the path, the words by which Claude Code (2.1.332) and Codex (0.169) know what to leave out before
-they ask again.
-"""
+def _refused(kind: str) -> str:
+    """With the path, the words by which Claude Code (2.1.332) and Codex (0.169) know what to leave out before
+    they ask again.
+    """
+    reads = "this model reads text only" if kind == "image" else "only texts and images are read here"
+    return (
+        f"{reads} and could not process {kind} input. The {kind} data you provided does not represent a "
+        f"valid {kind} for it: send the message without. Those of earlier messages may stay"
+    )

@@ -133,7 +133,7 @@ def test_images_in_results() -> None:
 
 
 def test_images_in_answers_and_instructions_are_words() -> None:
-    words = "[image left out: this model reads text only]"
+    words = "[image left out: it cannot be read here]"
     turns = [said(text("be"), PART, role="system"), said(text("q")), said(PART, role="assistant")]
     prompt = placed("chat", messages=[*turns, said(text("q"))])
     assert contents(prompt) == [f"be{marker(0)}", "q", words, "q"]

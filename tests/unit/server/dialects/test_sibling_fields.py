@@ -205,7 +205,7 @@ def test_images_next_to_the_content(api: str) -> None:
     user, seen = {"role": "user", "content": "hi"}, {"role": "user", "content": "look", "images": ["aGk="]}
     generation = asked(api, **conversation(api, seen, {"role": "assistant", "content": "ho"}, user))
     assert generation.chat.messages is not None
-    assert generation.chat.messages[0]["content"] == "[image left out: this model reads text only]\nlook"
+    assert generation.chat.messages[0]["content"] == "[image left out: it cannot be read here]\nlook"
     field = "input" if api == "responses" else "messages"
     with pytest.raises(FieldError, match="could not process image input") as error:
         asked(api, **conversation(api, seen))
@@ -233,9 +233,9 @@ def test_files_of_earlier_turns_in_any_form(api: str, role: str, kind: str) -> N
         part = {"type": kind, **form}
         generation = asked(api, **conversation(api, user, {"role": role, "content": [part]}, user))
         assert generation.chat.messages is not None
-        assert "left out: this model reads text only]" in generation.chat.messages[1]["content"], form
+        assert "left out: it cannot be read here]" in generation.chat.messages[1]["content"], form
         if role == "user":
-            with pytest.raises(FieldError, match="reads text only"):
+            with pytest.raises(FieldError, match="could not process"):
                 asked(api, **conversation(api, {"role": role, "content": [part]}))
 
 

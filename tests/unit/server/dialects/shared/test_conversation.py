@@ -20,7 +20,7 @@ from specllama.server.dialects.shared.fields import FieldError
 from specllama.server.http.body import MAX_CONTAINERS, MAX_VALUES
 
 PATH = "messages[1].tool_calls[0].function.arguments"
-LEFT_OUT = "[image left out: this model reads text only]"
+LEFT_OUT = "[image left out: it cannot be read here]"
 
 
 def reader(*ids: str | None, name: str = "f") -> ConversationReader:
@@ -166,7 +166,7 @@ class TestMedia:
 
     def test_names_of_files_are_shown(self) -> None:
         assert placeholder("file", "a\n b" + "x" * 300) == (
-            f"[file a b{'x' * 197} left out: this model reads text only]"
+            f"[file a b{'x' * 197} left out: it cannot be read here]"
         )
 
     @pytest.mark.parametrize(
@@ -187,11 +187,11 @@ class TestMedia:
             ),
             (
                 {"type": "input_file", "filename": "a.pdf"},
-                "[file a.pdf left out: this model reads text only]",
+                "[file a.pdf left out: it cannot be read here]",
             ),
             (
                 {"type": "file", "file": {"filename": "b.pdf"}},
-                "[file b.pdf left out: this model reads text only]",
+                "[file b.pdf left out: it cannot be read here]",
             ),
         ],
     )

@@ -299,7 +299,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
             ]
         },
         "input[0].content[1].type",
-        "text only",
+        "could not process",
     ),
     ({"input": [{"role": "user", "content": [{"type": "magic"}]}]}, "input[0].content[0].type", "input_text"),
     ({"input": [{"role": "user", "content": 1}]}, "input[0].content", "must be"),
