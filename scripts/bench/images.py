@@ -17,6 +17,7 @@ import base64
 import contextlib
 import io
 import json
+import secrets
 import socket
 import statistics
 import subprocess
@@ -94,9 +95,12 @@ def norm(w: gguf.GGUFWriter, name: str, n: int = WIDTH) -> None:
     w.add_tensor(f"{name}.bias", np.zeros(n, np.float32))
 
 
+RUN = secrets.randbits(64)  # prompts of an earlier run may be on the disk
+
+
 def picture(seed: int, side: int) -> str:
     """A PNG that no server has seen, as a data: URL."""
-    rng, file = np.random.default_rng(seed), io.BytesIO()
+    rng, file = np.random.default_rng([RUN, seed]), io.BytesIO()
     coarse = rng.integers(0, 256, (16, 16, 3), np.uint8)
     Image.fromarray(coarse).resize((side, side)).save(file, "PNG")
     return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
