@@ -75,7 +75,7 @@ def parts_of(content: object, where: str) -> Parts | None:
     return parts
 
 
-def beside_prompt(data: object) -> list[ImageSource]:
+def images_of_prompt(data: object) -> list[ImageSource]:
     """The images of vLLM's `multi_modal_data`. Raises UsageError."""
     if not isinstance(data, Mapping) or set(data) - {"image"}:
         raise UsageError('multi_modal_data is {"image": one image, or a list of them}', _HINT)

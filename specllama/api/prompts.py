@@ -111,8 +111,8 @@ def source(prompt: Prompt) -> PromptSource:
         if set(given) == {"prompt"} and isinstance(text := given["prompt"], str):
             return PromptSource(text=text)
         if set(given) == {"prompt", "multi_modal_data"} and isinstance(text := given["prompt"], str):
-            beside = images.beside_prompt(given["multi_modal_data"])
-            return PromptSource(text=images.marked(text, len(beside)), images=tuple(beside))
+            given_images = images.images_of_prompt(given["multi_modal_data"])
+            return PromptSource(text=images.marked(text, len(given_images)), images=tuple(given_images))
         if set(given) == {"prompt_token_ids"}:
             return PromptSource(ids=token_ids(given["prompt_token_ids"]))
         raise UsageError(

@@ -11,7 +11,7 @@ from typing import Protocol, overload
 
 import numpy as np
 
-from specllama.core.image_rows import without_images
+from specllama.core.image_rows import FIRST_PLACEHOLDER
 
 # An index of a text's 3-grams of token ids, which grows with the text: finds where its last tokens occurred
 # before. About 70 bytes per token.
@@ -329,10 +329,10 @@ class RequestHistory:
 
     def keep(self, scope: str, history: Sequence[int], n_prompt: int) -> Sequence[int]:
         """Keep the ids after the first `n_prompt`. They are indexed piece by piece, in later rounds. Returns
-        what is kept, with some ids before.
+        what is kept, with some ids before, none of them from before an image.
         """
         text = history[max(0, n_prompt - N_CONTEXT) :] if len(history) > n_prompt else ()
-        text = without_images(text)
+        text = text[next((i for i in range(len(text), 0, -1) if text[i - 1] >= FIRST_PLACEHOLDER), 0) :]
         if text:
             self.ring(scope).add(text)
         return text

@@ -342,7 +342,7 @@ class VisionEncoder:
         self, rgb: bytes | memoryview, width: int, height: int, wanted: Callable[[], bool] = lambda: True
     ) -> list[ImageEmbeddings]:
         """One for each part, in order. rgb: width * height * 3 bytes. wanted: asked before each part; if it
-        says no, those before are returned. By one thread at a time, beside decodes
+        says no, those before are returned. By one thread at a time, during decodes
         of the model in another. HunyuanVL numbers the images of a prompt in their positions; here each is the
         first. Raises EngineError.
         """

@@ -103,7 +103,7 @@ def find_projector(library: Library, target: str) -> Found:
         return cached
     if path := _of_ollama(target):
         return Found(path)
-    return _beside(target)
+    return _in_folder(target)
 
 
 def _in_cache(library: Library, target: Path) -> Found | None:
@@ -140,7 +140,7 @@ def _chosen(paths: Sequence[str] | dict[str, Path], where: RepoName, model: str)
     return next(iter(projectors_for(paths, model)), "")
 
 
-def _beside(target: str) -> Found:
+def _in_folder(target: str) -> Found:
     """The projector in the folder of a model. One with the name of a model belongs to that model; one
     without, as mmproj-F16.gguf, to the model of its folder, where there is one alone.
     """

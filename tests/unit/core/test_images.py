@@ -97,6 +97,12 @@ def test_equal_images_have_equal_ids_and_others_differ_from_the_first_row():
     assert without_images(ids, -1) == [1, 2, -1, -1, 3, -1]
 
 
+def test_later_texts_copy_nothing_from_before_an_image():
+    run_of_image = placeholder_ids(b"a", 5)
+    kept = RequestHistory().keep("", [1, 2, *run_of_image, 5, 6, 7, 8], 9)
+    assert list(kept) == [5, 6, 7, 8]
+
+
 def test_chunks_begin_again_after_an_image():
     ids, _ = prompt_of(list(range(4, 14)), ("a", 7), list(range(4, 24)))
     assert whole_chunks(ids, 0, 10, 4) == 8

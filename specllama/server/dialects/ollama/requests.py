@@ -27,7 +27,7 @@ from specllama.server.dialects.shared.fields import (
     as_options,
     supported,
 )
-from specllama.server.dialects.shared.image_parts import GivenImage, image_beside
+from specllama.server.dialects.shared.image_parts import GivenImage, image_of_field
 from specllama.server.dialects.shared.sampling_fields import (
     GenerationFields,
     KeepAlive,
@@ -180,7 +180,7 @@ class OllamaGenerateRequest(OllamaRequest):
         """Raises FieldError."""
         super().model_post_init(context)
         self.check()
-        self._sent_images = [image_beside(image, "images") for image in self.images]
+        self._sent_images = [image_of_field(image, "images") for image in self.images]
         if self.images and self.suffix:
             raise FieldError("images: a gap in a text is filled without any", "images")
         if self.template:

@@ -22,7 +22,7 @@ from specllama.server.dialects.shared.fields import MAX_NAMED, AtMost, Body, Fie
 from specllama.server.dialects.shared.image_parts import (
     GivenImage,
     ImageFields,
-    image_beside,
+    image_of_field,
     replaced,
     replaced_in,
 )
@@ -225,7 +225,7 @@ def with_images(content: ReadContent, images: Sequence[Any] | None, path: str) -
     """A content after the images of its message, which stand before it as in Ollama. path: of the message."""
     first, field = ReadContent(), f"{path}.images"
     for image in images or ():
-        first.add(image_beside(image, field))
+        first.add(image_of_field(image, field))
     return first.with_more(content)
 
 

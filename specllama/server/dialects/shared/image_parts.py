@@ -63,7 +63,7 @@ def given_image(param: str, path: str, text: str = "", problem: str = "") -> Giv
     return GivenImage(param, path, text, problem, next(_numbers))
 
 
-def image_beside(value: Any, field: str) -> GivenImage:
+def image_of_field(value: Any, field: str) -> GivenImage:
     """An item of `images`, next to a content or a prompt: base64, or a part as answers of other servers have
     them. field: its path.
     """
