@@ -2,13 +2,18 @@
 
 usage: python -m scripts.bench.images --llama-server PROGRAM [--pairs 8] [--side 448] [--threads N]
            [--model FILE --mmproj FILE]
+       python -m scripts.bench.images --gain [--model FILE [--draft FILE]] [--runs 3] [--threads N]
 
 Without files: the demo model with a projector of random weights, of InternVL's kind and in the shape of
 SigLIP base (12 layers of width 768, 256 rows an image of 448 pixels). Starts both servers, on free ports of
 this machine. Prints lines of JSON: the seconds to the first token of a prompt with an image that was never
 seen, of both servers in turn, and the median of the ratios; the longest gap of a stream of our server while
-nothing else happens, and while images are encoded; what the second turn of a conversation evaluates; how much
-drafts gain behind an image and without one, in the same text. Run nothing else on the machine.
+nothing else happens, and while images are encoded; what the second turn of a conversation evaluates.
+
+--gain: how much drafts gain behind an image and without one, in the same text. The projector's rows are the
+embeddings of the tokens that the image has drawn, so what a model writes after a prompt whose beginning is an
+image is what it writes after the text. Prints for each prompt the decode time per token without drafts over
+that with drafts, medians of all runs. Run nothing else on the machine.
 """
 
 from __future__ import annotations
@@ -23,9 +28,9 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -36,30 +41,24 @@ import numpy as np
 from PIL import Image
 
 from scripts import cli
+from specllama.gguf.header import read_model
 from specllama.models.demo import DemoStore
 
 SECONDS = 900.0  # of an answer
 WIDTH, LAYERS, FF, HEADS, PATCH, SCALE = 768, 12, 3072, 12, 14, 2
-SAID = "Copy this text: The draft model proposes a few tokens, and the target model checks all of them. Text:"
+TEXT_SIDE, CELL = 8, 10  # the image that is a text: tokens of its side, and pixels of a token's
+SOURCES = Path(__file__).parents[2] / "specllama" / "core"  # of prompts
 
 
 def write_projector(path: Path, n_embd: int, side: int) -> Path:
     """A projector of random weights. n_embd: of the model. side: of the images, in pixels."""
-    rng, w = np.random.default_rng(0), gguf.GGUFWriter(str(path), "clip")
-    w.add_type("mmproj")
-    w.add_name("random projector")
-    w.add_bool("clip.has_vision_encoder", True)
-    w.add_bool("clip.use_gelu", True)
-    w.add_string("clip.projector_type", "internvl")
-    for key, value in {
+    rng = np.random.default_rng(0)
+    sizes = {
         "image_size": side, "patch_size": PATCH, "embedding_length": WIDTH,
         "feed_forward_length": FF, "block_count": LAYERS, "projection_dim": n_embd,
         "attention.head_count": HEADS, "projector.scale_factor": SCALE,
-    }.items():  # fmt: skip
-        w.add_uint32(f"clip.vision.{key}", value)
-    w.add_float32("clip.vision.attention.layer_norm_epsilon", 1e-6)
-    for name in ("mean", "std"):
-        w.add_array(f"clip.vision.image_{name}", [0.5] * 3)
+    }  # fmt: skip
+    w = projector_writer(path, "internvl", sizes, 0.5, 0.5)
 
     def put(name: str, *shape: int, dtype: type = np.float16) -> None:
         scale = float(np.prod(shape[1:])) ** -0.5 if len(shape) > 1 else 0.02
@@ -83,11 +82,69 @@ def write_projector(path: Path, n_embd: int, side: int) -> Path:
     for name, n_out, n_in in (("1", n_embd, WIDTH * SCALE**2), ("3", n_embd, n_embd)):
         put(f"mm.model.mlp.{name}.weight", n_out, n_in)
         put(f"mm.model.mlp.{name}.bias", n_out, dtype=np.float32)
+    return written(w, path)
+
+
+def projector_writer(
+    path: Path, kind: str, sizes: dict[str, int], mean: float, std: float
+) -> gguf.GGUFWriter:
+    w = gguf.GGUFWriter(str(path), "clip")
+    w.add_type("mmproj")
+    w.add_name(f"{kind} of {__name__}")
+    w.add_bool("clip.has_vision_encoder", True)
+    w.add_bool("clip.use_gelu", True)
+    w.add_string("clip.projector_type", kind)
+    for key, value in sizes.items():
+        w.add_uint32(f"clip.vision.{key}", value)
+    w.add_float32("clip.vision.attention.layer_norm_epsilon", 1e-6)
+    w.add_array("clip.vision.image_mean", [mean] * 3)
+    w.add_array("clip.vision.image_std", [std] * 3)
+    return w
+
+
+def written(w: gguf.GGUFWriter, path: Path) -> Path:
     w.write_header_to_file()
     w.write_kv_data_to_file()
     w.write_tensors_to_file()
     w.close()
     return path
+
+
+def write_text_projector(path: Path, model: Path, ids: list[int]) -> Path:
+    """The projector for which an image is a text: exactly the embeddings of its tokens, each of which is the
+    one of 300 bytes that is 255 (`text_picture`). ids: all that images can have.
+    """
+    (table,) = (t for t in gguf.GGUFReader(str(model)).tensors if t.name == "token_embd.weight")
+    embeddings = gguf.dequantize(table.data[ids], table.tensor_type)
+    n, n_embd = 3 * CELL**2, embeddings.shape[1]
+    sizes = {
+        "image_size": TEXT_SIDE * CELL, "patch_size": CELL, "embedding_length": n, "feed_forward_length": 1,
+        "block_count": 1, "projection_dim": n_embd, "attention.head_count": 1,
+    }  # fmt: skip
+    w = projector_writer(path, "mlp", sizes, 0.0, 1.0)
+    columns = np.zeros((n_embd, n), np.float32)
+    columns[:, : len(ids)] = embeddings.T / 16  # GELU leaves 0 and 16 as they are
+    for name, x in {
+        "v.patch_embd.weight": 16 * np.eye(n).reshape(n, 3, CELL, CELL),
+        "v.position_embd.weight": np.zeros((TEXT_SIDE**2, n)),
+        "mm.0.weight": np.eye(n), "mm.0.bias": np.zeros(n),
+        "mm.2.weight": columns, "mm.2.bias": np.zeros(n_embd),
+        "v.blk.0.attn_out.weight": np.zeros((1, n)),  # this and the next ones are not computed
+        "v.blk.0.ffn_up.weight": np.zeros((1, n)), "v.blk.0.ffn_down.weight": np.zeros((n, 1)),
+    }.items():  # fmt: skip
+        w.add_tensor(name, np.ascontiguousarray(x, np.float32))
+    return written(w, path)
+
+
+def text_picture(ids: list[int], known: list[int]) -> str:
+    """The PNG, in base64, of an image of these tokens. known: those of the projector."""
+    pixels = np.zeros((TEXT_SIDE, CELL, TEXT_SIDE, CELL, 3), np.uint8)
+    for i, token in enumerate(ids):
+        colour, y, x = np.unravel_index(known.index(token), (3, CELL, CELL))
+        pixels[i // TEXT_SIDE, y, i % TEXT_SIDE, x, colour] = 255
+    file = io.BytesIO()
+    Image.fromarray(pixels.reshape(TEXT_SIDE * CELL, TEXT_SIDE * CELL, 3)).save(file, "PNG")
+    return base64.b64encode(file.getvalue()).decode()
 
 
 def norm(w: gguf.GGUFWriter, name: str, n: int = WIDTH) -> None:
@@ -172,14 +229,13 @@ def measure(ours: str, theirs: str, given: Any) -> Iterator[dict[str, Any]]:
     }
     gaps = []
     for n_images in (0, 4):
-        got: list[list[float]] = []
         story = [{"role": "user", "content": f"Tell a long story, number {n_images}."}]
-        stream = threading.Thread(target=lambda: got.append(ask(ours, story, 400)[0]))  # noqa: B023
-        stream.start()
-        for i in range(n_images):
-            ask(ours, seen(picture(100 + i, given.side)), 2)
-        stream.join()
-        gaps.append(round(max(b - a for a, b in pairwise(got[0][1:])), 3))
+        with ThreadPoolExecutor(1) as thread:
+            stream = thread.submit(ask, ours, story, 400)
+            for i in range(n_images):
+                ask(ours, seen(picture(100 + i, given.side)), 2)
+            times, _, _ = stream.result()
+        gaps.append(round(max(b - a for a, b in pairwise(times[1:])), 3))
     yield {"longest_gap": {"alone": gaps[0], "with_images": gaps[1]}}
     chat = seen(picture(200, given.side))
     _, text, last = ask(ours, chat, 8)
@@ -188,44 +244,110 @@ def measure(ours: str, theirs: str, given: Any) -> Iterator[dict[str, Any]]:
     counts = [one["usage"]["prompt_tokens"] for one in (last, next_turn)]
     cached = next_turn["usage"]["prompt_tokens_details"]["cached_tokens"]
     yield {"second_turn": {"first_prompt": counts[0], "prompt": counts[1], "evaluated": counts[1] - cached}}
-    gains = []
-    for messages in (seen(picture(300, given.side), SAID), [{"role": "user", "content": SAID}]):
-        runs = []
-        for _ in range(3):
-            for speculative in (False, True):
-                how = {"enabled": speculative, "memory": False}
-                times, text, _ = ask(ours, messages, 64, speculation=how)
-                runs.append((speculative, times[-1] - times[1], text))
-        plain, fast = (statistics.median(t for s, t, _ in runs if s is kind) for kind in (False, True))
-        gains.append((round(plain / fast, 2), len({text for _, _, text in runs}) == 1))
-    yield {"gain": {"with_image": gains[0][0], "without": gains[1][0], "same_texts": [g[1] for g in gains]}}
+
+
+def post(url: str, path: str, **body: Any) -> dict[str, Any]:
+    answer = httpx2.post(f"{url}/{path}", json=body, timeout=SECONDS)
+    if answer.status_code != 200:
+        raise cli.BadInput(f"{url}/{path}: {answer.text[:500]}")
+    return dict(answer.json())
+
+
+def prompts(url: str) -> list[tuple[list[int], str, str]]:
+    """(the ids that are the image, their text, the text after it) of the beginnings of some source files."""
+    made = []
+    for name in ("verify", "stats", "decoder", "interfaces"):
+        text = (SOURCES / f"{name}.py").read_text("utf-8")
+        ids = post(url, "tokenize", content=text, add_special=False)["tokens"]
+        n = TEXT_SIDE**2
+        begin, rest = (post(url, "detokenize", tokens=some)["content"] for some in (ids[:n], ids[n : 4 * n]))
+        made.append((ids[:n], begin, rest))
+    return made
+
+
+def measure_gain(
+    url: str, asked: list[tuple[list[int], str, str]], known: list[int], n_runs: int
+) -> Iterator[dict[str, Any]]:
+    """The lines of --gain. known: the ids of the projector."""
+    for ids, begin, rest in asked:
+        image = {"prompt_string": "<__media__>" + rest, "multimodal_data": [text_picture(ids, known)]}
+        made: dict[tuple[bool, bool], list[dict[str, Any]]] = {}
+        for _ in range(n_runs):
+            for with_image in (True, False):
+                for speculative in (False, True):
+                    body: dict[str, Any] = {"n_predict": 128, "temperature": 0, "ignore_eos": True}
+                    body |= {"speculation": {"enabled": speculative, "memory": False}}
+                    got = post(url, "completion", prompt=image if with_image else begin + rest, **body)
+                    made.setdefault((with_image, speculative), []).append(got)
+        ms = {
+            kind: statistics.median(a["timings"]["predicted_per_token_ms"] for a in answers)
+            for kind, answers in made.items()
+        }
+        answers = [a for some in made.values() for a in some]
+        figures = {
+            name: {
+                "gain": round(ms[kind, False] / ms[kind, True], 3),
+                "accepted": [a["timings"].get("draft_n_accepted", 0) for a in made[kind, True]],
+                "drafted": [a["timings"].get("draft_n", 0) for a in made[kind, True]],
+            }
+            for name, kind in (("image", True), ("text", False))
+        }
+        yield {
+            **figures,
+            "ratio": round(figures["image"]["gain"] / figures["text"]["gain"], 3),
+            "same_text": len({a["content"] for a in answers}) == 1,
+            "prompt_tokens": sorted({a["tokens_evaluated"] for a in answers}),
+        }
+
+
+def shown(lines: Iterator[dict[str, Any]]) -> None:
+    for figures in lines:
+        print(json.dumps(figures), flush=True)
+
+
+def compare_gain(model: Path, given: Any, folder: Path) -> None:
+    ours = [sys.executable, "-m", "specllama", "serve", "-m", str(model), "-t", str(given.threads)]
+    ours += ["-c", "4096", "--parallel", "1", *(["-md", str(given.draft)] if given.draft else [])]
+    with served([*ours, "--no-mmproj"], folder / "words.log") as url:
+        asked = prompts(url)
+    known = sorted({token for ids, _, _ in asked for token in ids})
+    mmproj = write_text_projector(folder / "text.gguf", model, known)
+    with served([*ours, "--mmproj", str(mmproj)], folder / "ours.log") as url:
+        shown(measure_gain(url, asked, known, given.runs))
+
+
+def compare(model: Path, given: Any, folder: Path) -> None:
+    mmproj = given.mmproj
+    if mmproj is None:
+        n_embd = read_model(model).n_embd
+        mmproj = write_projector(folder / "mmproj.gguf", n_embd, given.side)
+    common = ["-m", str(model), "--mmproj", str(mmproj), "-t", str(given.threads), "-c", "8192"]
+    ours = [sys.executable, "-m", "specllama", "serve", *common, "--parallel", "2"]
+    theirs = [str(given.llama_server), *common, "-np", "2", "--no-webui", "--jinja"]
+    with served(ours, folder / "ours.log") as a, served(theirs, folder / "theirs.log") as b:
+        shown(measure(a, b, given))
 
 
 def main() -> None:
     p = cli.parser(__doc__)
-    p.add_argument("--llama-server", type=Path, required=True, help="llama.cpp's own program")
+    p.add_argument("--llama-server", type=Path, help="llama.cpp's own program")
+    p.add_argument("--gain", action="store_true", help="compare drafts behind an image and without one")
     p.add_argument("--pairs", type=cli.whole(2), default=8, help="images that both servers see")
     p.add_argument("--side", type=cli.whole(64), default=448, help="pixels of an image's side")
     p.add_argument("--threads", type=cli.whole(1), help="threads of each server")
     p.add_argument("--model", type=Path)
     p.add_argument("--mmproj", type=Path)
+    p.add_argument("--draft", type=Path, help="of the model, for --gain")
+    p.add_argument("--runs", type=cli.whole(1), default=3, help="of each prompt of --gain")
     given = p.parse_args()
     model = given.model or Path(DemoStore().path)
+    if given.llama_server is None and not given.gain:
+        p.error("give --llama-server or --gain")
     with tempfile.TemporaryDirectory() as folder:
-        mmproj = given.mmproj
-        if mmproj is None:
-            n_embd = int(gguf.GGUFReader(str(model)).get_field("llama.embedding_length").contents())
-            mmproj = write_projector(Path(folder) / "mmproj.gguf", n_embd, given.side)
-        common = ["-m", str(model), "--mmproj", str(mmproj), "-t", str(given.threads), "-c", "8192"]
-        ours = [sys.executable, "-m", "specllama", "serve", *common, "--parallel", "2"]
-        theirs = [str(given.llama_server), *common, "-np", "2", "--no-webui", "--jinja"]
-        logs = Path(folder) / "ours.log", Path(folder) / "theirs.log"
-        with served(ours, logs[0]) as a, served(theirs, logs[1]) as b:
-            try:
-                for figures in measure(a, b, given):
-                    print(json.dumps(figures), flush=True)
-            except cli.BadInput as problem:
-                p.error(str(problem))
+        try:
+            (compare_gain if given.gain else compare)(model, given, Path(folder))
+        except cli.BadInput as problem:
+            p.error(str(problem))
 
 
 if __name__ == "__main__":
