@@ -12,7 +12,8 @@ import pytest
 from tests.support.paths import ROOT
 
 MODULES = (
-    "scripts.bench.capacity", "scripts.bench.conversations", "scripts.bench.kernels",
+    "scripts.bench.capacity", "scripts.bench.conversations", "scripts.bench.experts",
+    "scripts.bench.images", "scripts.bench.kernels",
     "scripts.bench.known_text", "scripts.bench.make_pair", "scripts.bench.peers", "scripts.bench.peers.table",
     "scripts.bench.prefix_sessions", "scripts.bench.prefix_gaps", "scripts.bench.prefix_restart",
     "scripts.bench.random_shapes", "scripts.bench.reuse", "scripts.bench.texts", "scripts.bench.trim",
