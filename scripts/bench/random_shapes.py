@@ -4,9 +4,9 @@ usage: python -m scripts.bench.random_shapes SHAPE PATH
 
 What they write means nothing. Weights are Q4_0, those of mixtures of experts the types of Q4_K_M and of
 gpt-oss (experts in MXFP4, the others Q8_0). "cells" has a small model's weights and the cache of a large one:
-its texts are read quickly, and their states are large. Mixtures have six layers, each of the size that it has
-in Qwen3-30B-A3B and gpt-oss-20b, and the demo model's number of tokens: decodes of more layers take as many
-times as long, and a file with all of them does not fit into most machines.
+its texts are read quickly, and their states are large. Mixtures have six layers (in Q8_0 three), each of the
+size that it has in Qwen3-30B-A3B and gpt-oss-20b, and the demo model's number of tokens: decodes of more
+layers take as many times as long, and a file with all of them does not fit into most machines.
 """
 
 from __future__ import annotations
@@ -59,6 +59,7 @@ SHAPES = {
     "3b": Shape(28, 3072, 8192, 24, 8, 128),
     "8b": Shape(32, 4096, 14_336, 32, 8, 128),
     "30b-a3b": Shape(6, 2048, 768, 32, 4, 128, 49_152, 128, 8, (Kind.Q4_K, Kind.Q4_K, Kind.Q6_K)),
+    "30b-a3b-q8_0": Shape(3, 2048, 768, 32, 4, 128, 49_152, 128, 8, (Kind.Q8_0,) * 3),
     "gpt-oss-20b": Shape(6, 2880, 2880, 64, 8, 64, 49_152, 32, 4, (Kind.Q8_0, Kind.MXFP4, Kind.Q8_0)),
 }
 
