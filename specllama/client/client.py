@@ -14,24 +14,9 @@ from dataclasses import replace
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from specllama.client import protocol
+from specllama.client import protocol, tune_messages
 from specllama.client.child import WITHOUT_KERNELS, EngineProcess
 from specllama.client.model_info import BuildInfo, LoadInfo
-from specllama.client.tune_messages import (
-    Calibrate,
-    Calibrated,
-    Configure,
-    Configured,
-    Inspect,
-    Inspected,
-    Loading,
-    Serve,
-    Serving,
-    Trim,
-    Trimmed,
-    Tune,
-    Tuned,
-)
 from specllama.config.load import LoadSettings
 from specllama.config.options import as_flag
 from specllama.errors import OptionNames, SpecllamaError, UsageError, with_option_names
@@ -142,9 +127,9 @@ class EngineClient:
         order = protocol.Load(settings, verbose, measure_when_idle, open_draft, *more)
         return self._control(order, protocol.Ready, progress).info.with_option_names(self._option_names)
 
-    def calibrate(self, seconds: float = 1.0) -> Calibrated:
+    def calibrate(self, seconds: float = 1.0) -> tune_messages.Calibrated:
         """Let the idle engine measure what is missing in its profile, for about `seconds`."""
-        return self._control(Calibrate(seconds), Calibrated)
+        return self._control(tune_messages.Calibrate(seconds), tune_messages.Calibrated)
 
     def configure(
         self,
@@ -158,29 +143,35 @@ class EngineClient:
 
         Raises UsageError for impossible settings, EngineError if the engine is busy.
         """
-        self._control(Configure(draft_max, draft_min, draft_p_min, runs_models), Configured)
+        self._control(
+            tune_messages.Configure(draft_max, draft_min, draft_p_min, runs_models), tune_messages.Configured
+        )
 
     def inspect(self) -> BuildInfo:
         """The version, features and devices of this build of llama.cpp."""
-        return self._control(Inspect(), Inspected).build
+        return self._control(tune_messages.Inspect(), tune_messages.Inspected).build
 
-    def serve(self, request: Serve) -> Serving:
+    def serve(self, request: tune_messages.Serve) -> tune_messages.Serving:
         """Make the process an RPC worker until it ends. Returns what it serves, once it listens.
 
         Raises UsageError for unknown devices, ResourceError if it cannot listen, EngineError if llama.cpp was
         built without RPC.
         """
-        return self._control(request, Serving)
+        return self._control(request, tune_messages.Serving)
 
-    def trim(self, request: Trim, progress: Callable[[str, float], None] | None = None) -> Trimmed:
+    def trim(
+        self, request: tune_messages.Trim, progress: Callable[[str, float], None] | None = None
+    ) -> tune_messages.Trimmed:
         """Write a trimmed draft. progress: gets what is done, and its share. Raises what worker/trim does."""
-        return self._control(request, Trimmed, progress)
+        return self._control(request, tune_messages.Trimmed, progress)
 
     def wait(self) -> NoReturn:
         """Wait until the process has ended. Raises the reason."""
         raise self._child.wait()
 
-    def submit(self, request: protocol.Generate | protocol.Question | Tune, deliver: Deliver) -> Submission:
+    def submit(
+        self, request: protocol.Generate | protocol.Question | tune_messages.Tune, deliver: Deliver
+    ) -> Submission:
         """Submit a request without waiting. deliver: called with Started, Prefilled …, Tokens (of this
         generation only), finally Done or an error; for a question only with parts of its answer, or an error.
 
@@ -191,7 +182,7 @@ class EngineClient:
         return self.submit_choices(request, [deliver])[0]
 
     def submit_choices(
-        self, request: protocol.Generate | protocol.Question | Tune, deliver: Sequence[Deliver]
+        self, request: protocol.Generate | protocol.Question | tune_messages.Tune, deliver: Sequence[Deliver]
     ) -> list[Submission]:
         """Submit a request and its `choices`. deliver: for the request and each choice, in order."""
         choices = request.choices if isinstance(request, protocol.Generate) else []
@@ -213,7 +204,7 @@ class EngineClient:
         """
         return self._events(request)
 
-    def tune(self, request: Tune) -> Iterator[protocol.Message]:
+    def tune(self, request: tune_messages.Tune) -> Iterator[protocol.Message]:
         """Yields Tuning …, TuneMeasurement …, finally Tuned. Closing the iterator cancels the request.
 
         Raises EngineError and others, before the first message or in between.
@@ -252,7 +243,9 @@ class EngineClient:
         """End the process: close its stdin, on which it exits, and kill it if it does not."""
         self._child.close()
 
-    def _events(self, request: protocol.Generate | protocol.Question | Tune) -> Iterator[protocol.Message]:
+    def _events(
+        self, request: protocol.Generate | protocol.Question | tune_messages.Tune
+    ) -> Iterator[protocol.Message]:
         inbox = _Inbox()
         submission = self.submit(request, inbox.put)
         try:
@@ -293,7 +286,7 @@ class EngineClient:
                     got = _checked(inbox.get())
                     if isinstance(got, answer):
                         return got
-                    if progress is not None and isinstance(got, Loading):
+                    if progress is not None and isinstance(got, tune_messages.Loading):
                         progress(got.model, got.share)
             finally:
                 self._pending.pop(None, None)
@@ -340,11 +333,11 @@ class EngineClient:
 
 def _is_last(message: protocol.Message | SpecllamaError) -> bool:
     """Whether no other message of its request follows."""
-    ends = isinstance(message, (protocol.Done, Tuned, SpecllamaError))
+    ends = isinstance(message, (protocol.Done, tune_messages.Tuned, SpecllamaError))
     return ends or (isinstance(message, protocol.Answer) and not message.more)
 
 
-def _images_of(request: protocol.Generate | protocol.Question | Tune) -> list[protocol.Image]:
+def _images_of(request: protocol.Generate | protocol.Question | tune_messages.Tune) -> list[protocol.Image]:
     prompt = getattr(request, "prompt", None) or getattr(request, "chat", None)
     return prompt.images if isinstance(prompt, protocol.ChatInput | protocol.TextInput) else []
 

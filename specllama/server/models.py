@@ -11,15 +11,7 @@ from dataclasses import dataclass, replace
 from specllama.client.model_info import LoadInfo
 from specllama.config.defaults import N_CTX_DEFAULT
 from specllama.errors import IntegrityError, NotFoundError, SpecllamaError, UsageError
-from specllama.models.catalogue import (
-    Catalogue,
-    CatalogueModel,
-    DetailsReader,
-    ModelDetails,
-    not_found,
-    of_file,
-    scan,
-)
+from specllama.models import catalogue
 from specllama.models.quants import FILE_SHARE
 from specllama.models.resolve import Library
 from specllama.server.embedding import EmbeddingQueue, makes_vectors, writes_texts
@@ -45,7 +37,7 @@ class ListedModel:
     """
 
     name: str
-    model: CatalogueModel
+    model: catalogue.CatalogueModel
     state: State | None
     info: LoadInfo | None
     created: int
@@ -88,19 +80,21 @@ class ModelPool:
         self._make = make
         self._library = library if settings.others is not None else None
         self._pulls = None if self._library is None else Pulls(self._library.environ, say)
-        self._details = DetailsReader()
-        self._catalogue, self._scanned = Catalogue(), -_RESCAN_SECONDS
+        self._details = catalogue.DetailsReader()
+        self._catalogue, self._scanned = catalogue.Catalogue(), -_RESCAN_SECONDS
         self._scanning = asyncio.Lock()
         self._services: dict[str, Service] = {}  # by path
         ledger = MemoryLedger() if ledger is None else ledger
         self._loader = ModelLoader(settings, self._services, say, self._library, loaded, ledger)
-        self.default = self._serve(of_file(settings.load.target.path), settings.shown_names)
+        self.default = self._serve(catalogue.of_file(settings.load.target.path), settings.shown_names)
         self.default.supervisor.settings = settings.load
         self.default.lease.state = "loading"
         self.embedding_queue = EmbeddingQueue(self.admission)
         self.embedder = self.default if self.default.embeds else None
         if settings.embedder is not None:
-            self.embedder = self._serve(of_file(settings.embedder.target.path), settings.embedder_names[:1])
+            self.embedder = self._serve(
+                catalogue.of_file(settings.embedder.target.path), settings.embedder_names[:1]
+            )
             self.embedder.supervisor.settings, self.embedder.supervisor.yields = settings.embedder, True
             from specllama.server.eviction import embedder_bytes  # needs numpy
 
@@ -123,7 +117,7 @@ class ModelPool:
             self.sees(model, None) for model in self._catalogue.models
         )
 
-    def sees(self, model: CatalogueModel, info: LoadInfo | None) -> bool:
+    def sees(self, model: catalogue.CatalogueModel, info: LoadInfo | None) -> bool:
         """Whether a model reads images: by its last load, or as its next one would make it."""
         if info is not None:
             return info.vision
@@ -159,7 +153,7 @@ class ModelPool:
         if self.pinned:
             if ANY_NAME in self.settings.names or not (exact or self.settings.strict_model):
                 return self.default
-            raise not_found(name, self.settings.shown_names)
+            raise catalogue.not_found(name, self.settings.shown_names)
         entry = self._catalogue.find(name)
         if entry is not None and entry.on_disk:
             return self._serve(entry, (entry.id,))
@@ -236,11 +230,11 @@ class ModelPool:
             return True
         return n_bytes <= FILE_SHARE * self._loader.room() if n_bytes else None
 
-    async def details(self, model: CatalogueModel) -> ModelDetails:
+    async def details(self, model: catalogue.CatalogueModel) -> catalogue.ModelDetails:
         """Details from the header of a model on disk."""
         return await asyncio.to_thread(self._details.of, model.path)
 
-    async def unloaded(self, service: Service) -> tuple[ModelDetails, int]:
+    async def unloaded(self, service: Service) -> tuple[catalogue.ModelDetails, int]:
         """Details from the header of a model, and the context size that a load would give it. Raises
         IntegrityError.
         """
@@ -301,7 +295,7 @@ class ModelPool:
         for service in self._services.values():
             service.lease.fail_waiters(error)
 
-    def _serve(self, model: CatalogueModel, names: Collection[str]) -> Service:
+    def _serve(self, model: catalogue.CatalogueModel, names: Collection[str]) -> Service:
         """The service of a model, created on its first request."""
         key = _key(model.path)
         if key not in self._services:
@@ -320,7 +314,7 @@ class ModelPool:
         async with self._scanning:
             if loop.time() - self._scanned < seconds:
                 return
-            self._catalogue = await asyncio.to_thread(scan, self._library)
+            self._catalogue = await asyncio.to_thread(catalogue.scan, self._library)
             self._scanned = loop.time()
 
 

@@ -25,18 +25,9 @@ from specllama.gguf.projector import Projector
 from specllama.llama.context import LlamaContext
 from specllama.llama.library import KERNELS, devices
 from specllama.llama.model import LlamaModel
+from specllama.models.memory import plan as memory
 from specllama.models.memory.available import available_memory
 from specllama.models.memory.cost import keeps_all_cells
-from specllama.models.memory.plan import (
-    MemoryPlan,
-    branch_sequences,
-    on_gpus,
-    plan_load,
-    rollback,
-    rows_of_logits,
-    spare_cells,
-    with_images,
-)
 from specllama.other_work import OtherWork
 from specllama.pair.check import HeadVerdict, PairVerdict
 from specllama.prefix_disk.scopes import model_key
@@ -81,7 +72,7 @@ class Loaded:
     header: Header
     model: LlamaModel
     context: LlamaContext
-    plan: MemoryPlan
+    plan: memory.MemoryPlan
     drafters: list[Drafter]
     grammars: Grammars
     profile: ModelProfile
@@ -181,10 +172,10 @@ def load(
         from specllama.worker.rpc import attach
 
         settings = attach(settings, send)
-    settings = on_gpus(settings, [d.name for d in devices() if d.gpu])
+    settings = memory.on_gpus(settings, [d.name for d in devices() if d.gpu])
     projector = checked_projector(settings, header, send)
     plan, checked, n_rs_seq, projector = _planned(settings, header, checked, projector, send, reserved)
-    if projector is not None and (raised := with_images(settings, projector)) is not settings:
+    if projector is not None and (raised := memory.with_images(settings, projector)) is not settings:
         send(protocol.Notice(f"{option('n_ubatch')} is {raised.target.n_ubatch}: as many rows has an image"))
         settings = raised
     fitted = fitted_to(settings.target, plan.target.n_gpu_layers)
@@ -194,9 +185,9 @@ def load(
     vision = open_encoder(settings, projector, model, send)
     if vision is None:
         settings = without_projector(settings)
-    n_outputs, n_spare = rows_of_logits(settings), spare_cells(settings)
+    n_outputs, n_spare = memory.rows_of_logits(settings), memory.spare_cells(settings)
     rotates = vision is not None and vision.mrope  # branches would take positions of their own
-    n_branches = 0 if checked.reads_target or rotates else branch_sequences(settings)
+    n_branches = 0 if checked.reads_target or rotates else memory.branch_sequences(settings)
     context = LlamaContext(model, plan.n_ctx, settings.n_slots, n_outputs, n_rs_seq, n_spare, n_branches)
     draft, head, problems = None, None, list[str]()
     if checked.head is not None and open_draft:
@@ -274,7 +265,7 @@ def _planned(
     projector: Projector | None,
     send: Callable[[protocol.Message], None],
     reserved: int,
-) -> tuple[MemoryPlan, CheckedDrafts, int, Projector | None]:
+) -> tuple[memory.MemoryPlan, CheckedDrafts, int, Projector | None]:
     """The memory plan, the drafts that it has room for, the recurrent states of each sequence, the projector.
 
     Where there is no room, there are fewer states than drafts may be long, then the first layer of a head
@@ -282,9 +273,9 @@ def _planned(
     head is reduced and left out before there are fewer states. A projector that nobody named is left out
     last. Raises ResourceError, UsageError.
     """
-    plan_of = partial(plan_load, settings, header)
+    plan_of = partial(memory.plan_load, settings, header)
     available = max(0, available_memory() - reserved)
-    devices_, n_rs_seq = gpus(), rollback(settings)
+    devices_, n_rs_seq = gpus(), memory.rollback(settings)
     while True:
         try:
             draft, second = drafts.draft, drafts.second
@@ -299,10 +290,10 @@ def _planned(
                 drafts = replace(drafts, head=replace(drafts.head, head=head))
             elif drafts.own_head is not None:
                 send(protocol.Notice(f"the head of the model is not used: {error.args[0]}"))
-                drafts, n_rs_seq = replace(drafts, head=None), rollback(settings)
+                drafts, n_rs_seq = replace(drafts, head=None), memory.rollback(settings)
             elif projector is not None and settings.mmproj_found:
                 send(protocol.Notice(f"images are not read: {error.args[0]}"))
-                projector, n_rs_seq = None, rollback(settings)
+                projector, n_rs_seq = None, memory.rollback(settings)
             else:
                 raise
 

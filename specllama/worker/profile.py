@@ -23,16 +23,7 @@ from specllama.core.policy.posterior import PairState
 from specllama.core.prefix.store import Slot
 from specllama.json_types import JsonObject
 from specllama.stored_figures import can_take, is_fresh, measured_at
-from specllama.worker.calibrate import (
-    TIMED,
-    WIDTHS,
-    Calibration,
-    can_roll_back,
-    comparing_seconds,
-    measure,
-    missing_widths,
-    time_widths,
-)
+from specllama.worker import calibrate
 
 _FIGURES = {  # of a comparison, by store key, with their ranges
     "t1": (1e-9, 1e6),
@@ -41,7 +32,7 @@ _FIGURES = {  # of a comparison, by store key, with their ranges
     "alike": (0, 1e6),
     "unlike": (2, 1e6),
     "reach": (1, 1e9),
-    "exact_width": (1, max(TIMED)),
+    "exact_width": (1, max(calibrate.TIMED)),
     "exact_chunk": (1, CHUNKS[-1]),
     "change": (0, 10),
 }
@@ -83,7 +74,7 @@ def possible_times(times: Sequence[tuple[int, float]]) -> list[tuple[int, float]
     return [(n, t) for n, t in times if all(t <= s or can_take(n, t, m, s) for m, s in times)]
 
 
-def merged(before: Mapping[str, float], calibration: Calibration) -> dict[str, float]:
+def merged(before: Mapping[str, float], calibration: calibrate.Calibration) -> dict[str, float]:
     """The worse figures of two comparisons: the earlier one, on texts of other lengths, and a new one."""
     now = {name: x for name, x in calibration.to_dict().items() if x is not None}
     if not calibration.n_rows or "epsilon" not in before:
@@ -218,7 +209,7 @@ class ModelProfile:
         self.curves = CostCurves.from_dict(data.get("curves"), POLICY)
         self.planner: Planner | None = None
         self._model_free: Planner | None = None
-        self._calibration, self._before = Calibration(), self._figures
+        self._calibration, self._before = calibrate.Calibration(), self._figures
         self._compared, self._compare_left = -1, 0.0  # length class, and the seconds left to compare in it
         self._known = 0  # rows of batches that are not compared again
         self._replaces = self.t1 is not None and self.epsilon is not None and not self._fresh(COMPARISON)
@@ -410,9 +401,11 @@ class ModelProfile:
 
     def unmeasured(self, context: Context, n_ids: int, seconds: float = RUN_SECONDS) -> list[int]:
         """Widths that can be timed after a text of `n_ids` ids; 1 stands for t(1) and epsilon too."""
-        if self._refused or not can_roll_back(context) or n_ids < 1:
+        if self._refused or not calibrate.can_roll_back(context) or n_ids < 1:
             return []
-        widths = missing_widths(context, n_ids, self.curves.at(n_ids), seconds) if self.planner else []
+        widths = (
+            calibrate.missing_widths(context, n_ids, self.curves.at(n_ids), seconds) if self.planner else []
+        )
         return widths if self._seconds_left(context, n_ids) <= 0 or n_ids < 3 else sorted({1, *widths})
 
     def _seconds_left(self, context: Context, n_ids: int) -> float:
@@ -421,10 +414,10 @@ class ModelProfile:
             return _COMPARE_SECONDS
         if self._known:  # wider batches than an earlier process had time for
             most = min(context.n_outputs_max, context.n_batch, context.n_ctx - n_ids)
-            width = next((w for w in WIDTHS if self._known < w <= most), None)
+            width = next((w for w in calibrate.WIDTHS if self._known < w <= most), None)
             if "unlike" in self._figures or width is None:
                 return 0.0
-            if comparing_seconds(width, self._known, self.t1 or 0.0) > _COMPARE_SECONDS / 2:
+            if calibrate.comparing_seconds(width, self._known, self.t1 or 0.0) > _COMPARE_SECONDS / 2:
                 return 0.0
         return self._compare_left
 
@@ -452,16 +445,16 @@ class ModelProfile:
         if with_widths and self.planner is not None and not self._refused:
             share, curve = seconds / 2 if compares else seconds, self.curves.at(len(ids))
             changing = bool(self.change_seconds)
-            n_timed = time_widths(context, seq_id, ids, curve, share, self.clock, changing)
+            n_timed = calibrate.time_widths(context, seq_id, ids, curve, share, self.clock, changing)
             self._refused = context.n_past(seq_id) != len(ids)
         if compares and not self._refused:
             began = self.clock()
             if length_class(len(ids)) > self._compared:
                 self._compared, self._compare_left = length_class(len(ids)), _COMPARE_SECONDS
-                self._calibration, self._before, self._known = Calibration(), dict(self._figures), 0
+                self._calibration, self._before, self._known = calibrate.Calibration(), dict(self._figures), 0
             left = max(seconds / 2, seconds - (began - started))
             t1, n_rows = self.t1 if self._known else None, self._calibration.n_rows
-            measure(context, seq_id, ids, left, self.clock, self._calibration, self._known, t1)
+            calibrate.measure(context, seq_id, ids, left, self.clock, self._calibration, self._known, t1)
             self._compare_left -= self.clock() - began
             self._known = max(self._known, self._calibration.equal_up_to) if self._known else 0
             self._use_comparison(len(ids))
@@ -497,7 +490,7 @@ class ModelProfile:
         self._changed = True
         self.flush()
 
-    def store_comparison(self, calibration: Calibration) -> None:
+    def store_comparison(self, calibration: calibrate.Calibration) -> None:
         """Replace the comparison of batched and single rows, unless the new one is empty, and store it."""
         if calibration.n_rows:
             others = {name: self._figures[name] for name in KEPT if name in self._figures}

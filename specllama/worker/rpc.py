@@ -20,22 +20,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
 
-from specllama import wire
+from specllama import errors, wire
 from specllama.client import protocol
 from specllama.client.model_info import DeviceInfo
 from specllama.client.tune_messages import Serve, Serving
 from specllama.clock import running_time, sleep
 from specllama.config.load import LoadSettings
 from specllama.config.store import write_whole
-from specllama.errors import (
-    EngineDiedError,
-    NetworkError,
-    Note,
-    ResourceError,
-    SpecllamaError,
-    UsageError,
-    option,
-)
+from specllama.errors import option
 from specllama.llama.library import KERNELS, Device, devices, show_log
 from specllama.llama.rpc import add_worker, bound_memory, on_abort, require_rpc, serve_devices
 from specllama.models.memory.available import available_memory, physical_cores
@@ -215,7 +207,9 @@ def serve(request: Serve, send: Send) -> NoReturn:
     threading.Thread(target=_announce, args=(port, serving, send), daemon=True).start()
     threading.Thread(target=_Clients(port, send, cache).watch, args=(_stdout(),), daemon=True).start()
     serve_devices(request.address, served, n_threads, str(cache.root) if cache else None)
-    raise ResourceError(f"{request.address} cannot be used any more", f"choose another {option('port')}")
+    raise errors.ResourceError(
+        f"{request.address} cannot be used any more", f"choose another {option('port')}"
+    )
 
 
 def chosen(present: Sequence[Device], names: Sequence[str]) -> list[Device]:
@@ -223,7 +217,7 @@ def chosen(present: Sequence[Device], names: Sequence[str]) -> list[Device]:
     known = {d.name: d for d in present}
     for name in names:
         if name not in known:
-            raise UsageError(
+            raise errors.UsageError(
                 f"no device {name!r} in this build of llama.cpp", f"there are: {', '.join(known)}"
             )
     if names:
@@ -236,7 +230,7 @@ def _cache(directory: str) -> TensorCache | None:
         return TensorCache(Path(directory)) if directory else None
     except OSError as error:
         reason = error.strerror or error
-        raise ResourceError(f"the cache directory {directory} cannot be used: {reason}") from None
+        raise errors.ResourceError(f"the cache directory {directory} cannot be used: {reason}") from None
 
 
 def _stdout() -> int:
@@ -319,7 +313,7 @@ def attach(settings: LoadSettings, send: Send) -> LoadSettings:
     return settings
 
 
-def placement_notes(settings: LoadSettings, n_gpu_layers: int, n_layer: int) -> list[Note]:
+def placement_notes(settings: LoadSettings, n_gpu_layers: int, n_layer: int) -> list[errors.Note]:
     """A note about the devices that hold the target's layers."""
     target = settings.target
     if not n_gpu_layers or target.devices == ("none",):
@@ -328,29 +322,29 @@ def placement_notes(settings: LoadSettings, n_gpu_layers: int, n_layer: int) -> 
     if target.split_mode == "none":
         used = used[target.main_gpu :][:1]
     names = [f"{d.name} ({d.description})" if d.remote else d.name for d in used]
-    return [Note(f"{n_gpu_layers} of {n_layer + 1} layers of the target are on {', '.join(names)}")]
+    return [errors.Note(f"{n_gpu_layers} of {n_layer + 1} layers of the target are on {', '.join(names)}")]
 
 
 def _add(worker: Worker) -> None:
     """Add a worker. In a thread: ggml waits forever if another client has connected since the probe."""
-    errors: list[SpecllamaError] = []
+    problems: list[errors.SpecllamaError] = []
 
     def add() -> None:
         try:
             add_worker(worker.address)
-        except SpecllamaError as error:
-            errors.append(error)
+        except errors.SpecllamaError as error:
+            problems.append(error)
 
     thread = threading.Thread(target=add, daemon=True)
     thread.start()
     thread.join(PROBE_SECONDS)
     if thread.is_alive():
-        raise NetworkError(
+        raise errors.NetworkError(
             f"the RPC worker {worker.endpoint} is busy: another client has connected to it",
             "try again later",
         )
-    if errors:
-        raise errors[0]
+    if problems:
+        raise problems[0]
 
 
 def _check_use(settings: LoadSettings) -> None:
@@ -361,25 +355,25 @@ def _check_use(settings: LoadSettings) -> None:
     if named - {d.name for d in present} - {"none"}:
         return  # an unknown device: the load reports it
     if target.devices and not named & remote:
-        raise UsageError(
+        raise errors.UsageError(
             f"{option('rpc')} names workers and {option('devices')} leaves them out",
             f"omit {option('devices')}, or name them: {', '.join(sorted(remote))}",
         )
     if target.split_mode == "row" and (not target.devices or remote & set(target.devices)):
-        raise UsageError(
+        raise errors.UsageError(
             f"{option('split_mode', 'row')} cannot be used with RPC workers",
             f"omit it, or use {option('split_mode', 'layer')}",
         )
 
 
-def _lost(workers: Sequence[Worker], message: str) -> EngineDiedError:
+def _lost(workers: Sequence[Worker], message: str) -> errors.EngineDiedError:
     """The error to report when ggml aborts with this message; names the lost worker if it is known."""
     if "rpc" not in message.lower():
-        return EngineDiedError(f"llama.cpp ended the engine process: {message.rpartition(': ')[2]}")
+        return errors.EngineDiedError(f"llama.cpp ended the engine process: {message.rpartition(': ')[2]}")
     gone = lost({worker.address for worker in workers})
     names = [w.endpoint for w in workers if w.address in gone] or [w.endpoint for w in workers]
     which = "the RPC worker" if len(names) == 1 else "the RPC workers" if gone else "one of the RPC workers"
-    return EngineDiedError(
+    return errors.EngineDiedError(
         f"the connection to {which} {', '.join(names)} was lost: it ended, or the network failed",
         "check it, then run the command again",
     )

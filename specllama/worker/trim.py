@@ -33,20 +33,8 @@ from specllama.llama.context import LlamaContext
 from specllama.llama.draft_contexts import TrimmedContext
 from specllama.llama.heads import HeadContext, NoTarget, unsupported
 from specllama.llama.model import LlamaModel
+from specllama.models import trim as trimming
 from specllama.models.quants import size
-from specllama.models.trim import (
-    EMBEDDINGS,
-    TrimSource,
-    about,
-    choose,
-    kept_rows,
-    row_indexes,
-    set_embeddings,
-    sha256_of,
-    tensor_bytes,
-    trim_source,
-    write_trimmed,
-)
 from specllama.regular_file import open_regular
 
 # Compares a trimmed file with its source: both are loaded, and decode the same tokens.
@@ -72,7 +60,7 @@ class Comparison:
     exact_context: bool = False
 
 
-def compare(source: TrimSource, settings: ModelSettings, path: Path, retype: str) -> Comparison:
+def compare(source: trimming.TrimSource, settings: ModelSettings, path: Path, retype: str) -> Comparison:
     """Compare the file at `path` with its source. Where the source reads tokens that are not kept in another
     way, their embeddings are removed from the file.
 
@@ -117,7 +105,7 @@ def _compare_models(
     wanted = theirs[1][:, trim.ids]
     scale = min(by_scale, key=lambda s: float(np.abs(wanted - by_scale[s][:, trim.ids]).max()))
     exact = _close(wanted, by_scale[scale][:, trim.ids], retype)
-    set_embeddings(Path(header.path), trim.rest_offset if exact else 0, scale)
+    trimming.set_embeddings(Path(header.path), trim.rest_offset if exact else 0, scale)
     return Comparison((1 + exact) * len(ours), difference, exact)
 
 
@@ -131,7 +119,7 @@ def _rows(context: LlamaContext, ids: Sequence[int]) -> Rows:
     return context.decode([BatchRow(t, i, 0, True) for i, t in enumerate(ids)]).copy()
 
 
-def _head_rows(settings: ModelSettings, source: TrimSource, trim: TrimInfo, ids: Ids) -> Rows:
+def _head_rows(settings: ModelSettings, source: trimming.TrimSource, trim: TrimInfo, ids: Ids) -> Rows:
     """The kept tokens' logits of a head after random hidden states. ids: of the kept tokens, in this file."""
     head, rng = source.head, np.random.default_rng(0)
     assert head is not None
@@ -170,16 +158,17 @@ def _close(theirs: Rows, ours: Rows, retype: str) -> bool:
     return bool(np.abs(theirs - ours).mean() <= most) if retype else bool(np.abs(theirs - ours).max() <= most)
 
 
-def _same_bytes(source: TrimSource, written: Header, ids: Ids, retype: str) -> None:
+def _same_bytes(source: trimming.TrimSource, written: Header, ids: Ids, retype: str) -> None:
     """Raises IntegrityError unless each tensor has the source's bytes in the rows that are kept."""
     by_name = {t.name: t for t in written.tensors}
-    rows = row_indexes(source, ids)
+    rows = trimming.row_indexes(source, ids)
     for t in source.tensors:
         if retype and source.is_output(t.name):
             continue
-        ours, theirs = tensor_bytes(written, by_name[t.name]), tensor_bytes(source.header, t)
+        ours = trimming.tensor_bytes(written, by_name[t.name])
+        theirs = trimming.tensor_bytes(source.header, t)
         if source.has_rows(t.name):
-            theirs = kept_rows(theirs, t, rows)
+            theirs = trimming.kept_rows(theirs, t, rows)
         if not np.array_equal(ours, theirs):
             raise IntegrityError(f"{written.path}: tensor {t.name!r} is not the source's", "trim it again")
 
@@ -209,7 +198,7 @@ def _trim(request: Trim, temporary: Path, send: Send) -> Trimmed:
     source = _source(request)
     header, settings = source.header, ModelSettings(path=request.source, n_threads=request.n_threads)
     counts = _counts(settings, request)
-    ids = choose(header, request.keep, counts, source.possible)
+    ids = trimming.choose(header, request.keep, counts, source.possible)
     n_possible = header.n_vocab if source.possible is None else len(source.possible)
     if len(ids) == n_possible and not request.type:
         raise UsageError(f"{header.path} has {len(ids)} tokens, and all are kept: nothing would change")
@@ -220,12 +209,12 @@ def _trim(request: Trim, temporary: Path, send: Send) -> Trimmed:
     if any(os.path.exists(request.out) and os.path.samefile(request.out, path) for path in paths):
         raise UsageError(f"{request.out} is a part of the draft", "write to another file")
     before = _stamps(paths)
-    digest = sha256_of(paths, lambda share: send(Loading(READING, share)))
+    digest = trimming.sha256_of(paths, lambda share: send(Loading(READING, share)))
     send(Loading(WRITING, 0.0))
-    info = about(
+    info = trimming.about(
         ids, header.n_vocab, os.path.basename(header.path), digest, sum(map(os.path.getsize, paths)), coverage
     )
-    write_trimmed(source, temporary, ids, info, request.type, _converted)
+    trimming.write_trimmed(source, temporary, ids, info, request.type, _converted)
     written = read_header(temporary)
     check_draft(written)
     comparison = Comparison()
@@ -256,7 +245,7 @@ def _stamps(paths: Sequence[str]) -> list[tuple[int, int]]:
     return [(stat.st_size, stat.st_mtime_ns) for stat in map(os.stat, paths)]
 
 
-def _source(request: Trim) -> TrimSource:
+def _source(request: Trim) -> trimming.TrimSource:
     header = read_model(request.source)
     check_draft(header)
     head = read_head(header)
@@ -267,7 +256,7 @@ def _source(request: Trim) -> TrimSource:
         path = header.parts[info.part] if header.parts else header.path
         with open_regular(path) as file:
             possible = np.fromfile(file, "<i8", info.n_elements, offset=info.offset)
-    return trim_source(header, request.inside, possible)
+    return trimming.trim_source(header, request.inside, possible)
 
 
 def _counts(settings: ModelSettings, request: Trim) -> Counter[int]:
@@ -302,7 +291,7 @@ def _coverage(ids: NDArray[np.int64], counts: Counter[int]) -> float | None:
     return sum(n for token, n in counts.items() if token in kept) / total if total else None
 
 
-def _check_type(source: TrimSource, kind: str) -> None:
+def _check_type(source: trimming.TrimSource, kind: str) -> None:
     """Raises UsageError for a type that the output matrix cannot have."""
     if not kind:
         return
@@ -316,7 +305,7 @@ def _check_type(source: TrimSource, kind: str) -> None:
         raise UsageError(f"{kind} is not possible for this draft: {why}", "try q4_0 or q8_0", option="type")
 
 
-def _check_room(temporary: Path, source: TrimSource, ids: NDArray[np.int64]) -> None:
+def _check_room(temporary: Path, source: trimming.TrimSource, ids: NDArray[np.int64]) -> None:
     """Raises ResourceError where the disk has no room, NotFoundError where the folder is not there."""
     try:
         free = shutil.disk_usage(temporary.parent).free
@@ -341,11 +330,13 @@ def _converted(rows: NDArray[np.uint8], kind: str, n: int, to: str) -> NDArray[n
     return converted
 
 
-def step_bytes(header: Header, source: TrimSource) -> int:
+def step_bytes(header: Header, source: trimming.TrimSource) -> int:
     """Bytes of weights that a step of the draft reads: without embeddings that are only looked up."""
     if source.head is None:
         return header.bytes_per_token
     names = {t.name for t in header.tensors}
     tied = not any(source.is_output(name) for name in names)
     mine = [t for t in header.tensors if t.name in {s.name for s in source.tensors}]
-    return sum(t.n_bytes for t in mine if tied or not t.name.endswith((EMBEDDINGS, "embed_tokens.weight")))
+    return sum(
+        t.n_bytes for t in mine if tied or not t.name.endswith((trimming.EMBEDDINGS, "embed_tokens.weight"))
+    )

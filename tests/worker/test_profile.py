@@ -79,8 +79,8 @@ def test_a_comparison_of_as_many_rows_as_the_stored_one_is_stored(
             100,
         )
 
-    monkeypatch.setattr(profile, "measure", measure)
-    monkeypatch.setattr(profile, "time_widths", lambda *_args: 0)
+    monkeypatch.setattr(profile.calibrate, "measure", measure)
+    monkeypatch.setattr(profile.calibrate, "time_widths", lambda *_args: 0)
     store = Store(tmp_path)
     first = Front(PAIR, store)
     assert first.core.loaded is not None

@@ -9,14 +9,7 @@ from math import sqrt
 from statistics import median
 from typing import NamedTuple
 
-from specllama.client.tune_messages import (
-    ThreadsComparison,
-    TimedCurve,
-    TimedThreads,
-    TimedWidth,
-    Tune,
-    TunePart,
-)
+from specllama.client import tune_messages
 from specllama.config.load import MAX_THREADS
 from specllama.core.engine import Engine
 from specllama.core.interfaces import BatchRow, CachingDrafter, Context, Sampler
@@ -260,9 +253,9 @@ def curve_of(times: Mapping[int, Sequence[float]]) -> CostCurve:
     return curve
 
 
-def points(times: Mapping[int, Sequence[float]]) -> list[TimedWidth]:
+def points(times: Mapping[int, Sequence[float]]) -> list[tune_messages.TimedWidth]:
     """The lower quartile of the times of each width, by rows."""
-    return [TimedWidth(n, lower_quartile(t), len(t)) for n, t in sorted(times.items()) if t]
+    return [tune_messages.TimedWidth(n, lower_quartile(t), len(t)) for n, t in sorted(times.items()) if t]
 
 
 def repeated(ids: Sequence[int], n: int) -> list[int]:
@@ -286,10 +279,10 @@ class TuneRun:
     token. costs: of the target's decodes. disturbed: whether other programs changed the times.
     """
 
-    order: Tune
+    order: tune_messages.Tune
     engine: Engine
     loaded: Loaded
-    report: Callable[[TunePart], None]
+    report: Callable[[tune_messages.TunePart], None]
     t1: float = 0.0
     row_seconds: float = 0.0
     costs: CostCurve = field(default_factory=CostCurve)
@@ -323,7 +316,7 @@ def measure_curve(run: TuneRun, position: TimingPosition, seconds: float) -> Ite
         if complete and not disturbed:
             run.loaded.profile.store_curve(n_ids, curve)
         spread = median_ratio(times[1]) if times.get(1) else None
-        run.report(TimedCurve(n_ids, points(times), left_out, complete, spread, disturbed))
+        run.report(tune_messages.TimedCurve(n_ids, points(times), left_out, complete, spread, disturbed))
     if bucket_of(n_ids, profile.POLICY) == 0:
         run.costs = curve
 
@@ -342,7 +335,11 @@ def measure_threads(run: TuneRun, position: TimingPosition, seconds: float) -> I
         context.set_threads(*used)
         # A trial of one thread leaves the others idle, whatever else runs: this finds less than all.
         run.disturbed |= others.disturbs and not run.order.ignore_load
-        timed = [TimedThreads(n, *map(median, zip(*t, strict=True))) for n, t in sorted(times.items()) if t]
+        timed = [
+            tune_messages.TimedThreads(n, *map(median, zip(*t, strict=True)))
+            for n, t in sorted(times.items())
+            if t
+        ]
         best, gain, clear = fastest(times, *used) or (None, None, False)
         rows = min(WIDE, position.max_rows)
-        run.report(ThreadsComparison(*used, rows, timed, best, gain, clear, run.disturbed))
+        run.report(tune_messages.ThreadsComparison(*used, rows, timed, best, gain, clear, run.disturbed))

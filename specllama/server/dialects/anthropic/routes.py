@@ -10,23 +10,11 @@ from starlette.responses import JSONResponse, Response
 
 from specllama.errors import ContextLengthError, SpecllamaError
 from specllama.json_types import JsonObject
+from specllama.server import events
 from specllama.server.dialects.anthropic.request import CountRequest, MessagesRequest
 from specllama.server.dialects.shared.base import ApiRequest, ApiRoute, Dialect
 from specllama.server.dialects.shared.figures import own_figures, trace_of
 from specllama.server.dialects.shared.writer import ERROR_TYPES, AnswerOptions, AnswerWriter, named_event
-from specllama.server.events import (
-    AccumulatedCall,
-    AccumulatedChoice,
-    CallArgs,
-    CallClose,
-    CallOpen,
-    End,
-    Event,
-    Prefill,
-    Reasoning,
-    Start,
-    TextEvent,
-)
 
 # Errors in the shape of Anthropic's API.
 
@@ -73,18 +61,18 @@ class MessageWriter(AnswerWriter):
         self._empty = True  # whether the call that is open has no arguments yet
         self._spoke = False  # whether there was text or a call
 
-    def chunks(self, events: Iterable[Event], n_choices: int = 1) -> list[JsonObject]:
+    def chunks(self, events: Iterable[events.Event], n_choices: int = 1) -> list[JsonObject]:
         chunks = super().chunks(events, n_choices)
         return [*chunks, *self._beginning()] if self.fold.choices and not self._waits else chunks
 
-    def chunks_of(self, event: Event) -> Sequence[JsonObject]:
+    def chunks_of(self, event: events.Event) -> Sequence[JsonObject]:
         # The first event has the tokens whose evaluation was reused, once they are known.
-        self._waits = isinstance(event, Prefill) and event.n_done in (event.n_reused, event.n_prompt)
-        if isinstance(event, Start) or self._waits:
+        self._waits = isinstance(event, events.Prefill) and event.n_done in (event.n_reused, event.n_prompt)
+        if isinstance(event, events.Start) or self._waits:
             return []
         written = self._events(event)
         if self.options.trace and written and (traced := trace_of(event)):
-            shown = written[-2 if isinstance(event, End) else -1]  # message_stop has no fields
+            shown = written[-2 if isinstance(event, events.End) else -1]  # message_stop has no fields
             shown["speculation"] = shown.get("speculation", {}) | traced
         return [*self._beginning(), *written]
 
@@ -103,7 +91,7 @@ class MessageWriter(AnswerWriter):
         shown: JsonObject = {"speculation": own_figures(self.fold.ends, self.options.speculate)}
         return shown | ({"ignored_fields": list(self.options.ignored)} if self.options.ignored else {})
 
-    def _message(self, choice: AccumulatedChoice, content: list[JsonObject]) -> JsonObject:
+    def _message(self, choice: events.AccumulatedChoice, content: list[JsonObject]) -> JsonObject:
         ending = _ending(choice)
         return {
             "id": self.id,
@@ -126,33 +114,33 @@ class MessageWriter(AnswerWriter):
         start: JsonObject = {"type": "message_start", "message": self._message(choice, [])}
         return [start]
 
-    def _events(self, event: Event) -> list[JsonObject]:
-        if isinstance(event, TextEvent):
+    def _events(self, event: events.Event) -> list[JsonObject]:
+        if isinstance(event, events.TextEvent):
             return (
                 self._part({"type": "text", "text": ""}, {"type": "text_delta", "text": event.text})
                 if event.text
                 else []
             )
-        if isinstance(event, CallArgs):
+        if isinstance(event, events.CallArgs):
             self._empty = self._empty and not event.text
             return [self._delta(_arguments_delta(event.text))] if event.text else []
-        if isinstance(event, Reasoning):
+        if isinstance(event, events.Reasoning):
             block: JsonObject = {"type": "thinking", "thinking": "", "signature": ""}
             return self._part(block, {"type": "thinking_delta", "thinking": event.text}) if event.text else []
-        if isinstance(event, CallOpen):
+        if isinstance(event, events.CallOpen):
             self._empty = True
             call: JsonObject = {
                 "type": "tool_use", "id": f"toolu_{event.id}", "name": event.name, "input": {},
             }  # fmt: skip
             return [*self._closing(), self._opening(call)]
-        if isinstance(event, CallClose):
+        if isinstance(event, events.CallClose):
             filled = [self._delta(_arguments_delta("{}"))] if self._empty else []
             return [*filled, *self._closing()]
-        if isinstance(event, Prefill):
+        if isinstance(event, events.Prefill):
             return [{"type": "ping"}]
         return self._end(self.fold.choices[event.index])
 
-    def _end(self, choice: AccumulatedChoice) -> list[JsonObject]:
+    def _end(self, choice: events.AccumulatedChoice) -> list[JsonObject]:
         """The last events."""
         closing = self._closing()
         if not self._spoke:
@@ -195,12 +183,12 @@ def _arguments_delta(text: str) -> JsonObject:
     return {"type": "input_json_delta", "partial_json": text}
 
 
-def _blocks(choice: AccumulatedChoice) -> list[JsonObject]:
+def _blocks(choice: events.AccumulatedChoice) -> list[JsonObject]:
     blocks: list[JsonObject] = []
     if choice.reasoning:
         blocks.append({"type": "thinking", "thinking": choice.reasoning, "signature": SIGNATURE})
     for item in choice.items:
-        if isinstance(item, AccumulatedCall):
+        if isinstance(item, events.AccumulatedCall):
             call: JsonObject = {
                 "type": "tool_use", "id": f"toolu_{item.id}", "name": item.name, "input": _input(item),
             }  # fmt: skip
@@ -212,7 +200,7 @@ def _blocks(choice: AccumulatedChoice) -> list[JsonObject]:
     return blocks
 
 
-def _input(call: AccumulatedCall) -> JsonObject:
+def _input(call: events.AccumulatedCall) -> JsonObject:
     """The arguments as an object; for a truncated call, its complete part, as the SDK parses it."""
     try:
         arguments = from_json(call.arguments or "{}", allow_partial=not call.complete)
@@ -221,7 +209,7 @@ def _input(call: AccumulatedCall) -> JsonObject:
     return arguments if isinstance(arguments, dict) else {}
 
 
-def _ending(choice: AccumulatedChoice) -> JsonObject:
+def _ending(choice: events.AccumulatedChoice) -> JsonObject:
     end = choice.end
     if end is None:
         return {"stop_reason": None, "stop_sequence": None, "stop_details": None}
@@ -233,7 +221,7 @@ def _ending(choice: AccumulatedChoice) -> JsonObject:
     return {"stop_reason": reason, "stop_sequence": end.stop_string, "stop_details": None}
 
 
-def _usage(choice: AccumulatedChoice) -> JsonObject:
+def _usage(choice: events.AccumulatedChoice) -> JsonObject:
     stats = choice.end.stats if choice.end else None
     if stats is not None:
         cached = stats.n_reused

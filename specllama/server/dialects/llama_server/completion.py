@@ -13,15 +13,8 @@ from pydantic import Field, PrivateAttr
 from specllama.client import protocol
 from specllama.client.protocol import CandidateLogprob, PositionLogprobs
 from specllama.json_types import JsonObject
+from specllama.server.dialects.shared import figures
 from specllama.server.dialects.shared.fields import SMALL, WHOLE_ITEMS, AtMost, Body, FieldError
-from specllama.server.dialects.shared.figures import (
-    native_answer,
-    number,
-    own_figures,
-    prompt_progress,
-    running_timings,
-    trace_of,
-)
 from specllama.server.dialects.shared.image_parts import GivenImage, given_image, pair_markers
 from specllama.server.dialects.shared.sampling_fields import (
     MAX_CHOICES,
@@ -75,7 +68,7 @@ class NativeWriter(AnswerWriter):
         if isinstance(event, TextEvent):
             chunks = [self._piece(choice, *piece) for piece in self._pieces(event)]
             if self.options.trace:
-                chunks[-1]["speculation"] = trace_of(event)
+                chunks[-1]["speculation"] = figures.trace_of(event)
             return chunks
         if not isinstance(event, End):
             return []
@@ -84,7 +77,7 @@ class NativeWriter(AnswerWriter):
         final = self._final(choice, "", (), ())
         if self.options.trace:
             speculation: JsonObject = final["speculation"]
-            speculation.update(trace_of(event))
+            speculation.update(figures.trace_of(event))
         return [*rest, self._selected(final)]
 
     def _pieces(self, event: TextEvent) -> Sequence[tuple[str, Sequence[int], Sequence[PositionLogprobs]]]:
@@ -119,14 +112,14 @@ class NativeWriter(AnswerWriter):
             "tokens_evaluated": choice.start.n_prompt,
         }
         if self.options.timings:
-            chunk["timings"] = running_timings(choice)
+            chunk["timings"] = figures.running_timings(choice)
         if probs:
             chunk["completion_probabilities"] = self._probabilities(probs)
         return chunk
 
     def _progress(self, choice: AccumulatedChoice, event: Prefill) -> JsonObject:
         chunk = self._piece(choice, "", (), ())
-        chunk["prompt_progress"] = prompt_progress(event)
+        chunk["prompt_progress"] = figures.prompt_progress(event)
         return chunk
 
     def _final(
@@ -137,7 +130,7 @@ class NativeWriter(AnswerWriter):
         probs: Sequence[PositionLogprobs],
     ) -> JsonObject:
         end_ids, drafters = self.native.model_facts()
-        answer = native_answer(
+        answer = figures.native_answer(
             choice,
             self.options.model,
             end_ids,
@@ -147,7 +140,7 @@ class NativeWriter(AnswerWriter):
             post_sampling_probs=self.native.final_probs,
         )
         answer["content"], answer["tokens"] = content, list(tokens)
-        answer["speculation"] = own_figures(filter(None, [choice.end]), self.options.speculate)
+        answer["speculation"] = figures.own_figures(filter(None, [choice.end]), self.options.speculate)
         if probs:
             answer["completion_probabilities"] = self._probabilities(probs)
         if self.options.ignored:
@@ -173,7 +166,7 @@ class NativeWriter(AnswerWriter):
         if self.native.final_probs:
             token["prob"] = 0.0 if candidate.logprob is None else math.exp(candidate.logprob)
         else:
-            token["logprob"] = number(candidate.logprob)
+            token["logprob"] = figures.number(candidate.logprob)
         return token
 
 

@@ -20,6 +20,7 @@ from specllama.core.sampling.params import PARAMETERS, SamplingParams
 from specllama.errors import NotFoundError, SpecllamaError
 from specllama.json_types import JsonObject
 from specllama.models.catalogue import ModelDetails
+from specllama.server import events
 from specllama.server.dialects.ollama.requests import (
     EmbedRequest,
     OllamaChatRequest,
@@ -33,16 +34,6 @@ from specllama.server.dialects.shared.embedding import texts_of
 from specllama.server.dialects.shared.fields import FieldError
 from specllama.server.dialects.shared.figures import add_figures, described
 from specllama.server.dialects.shared.writer import AnswerOptions, AnswerWriter
-from specllama.server.events import (
-    AccumulatedCall,
-    AccumulatedChoice,
-    CallClose,
-    End,
-    Event,
-    Reasoning,
-    TextEvent,
-    to_json,
-)
 from specllama.server.http.errors import UnsupportedError
 
 # Errors in the shape of Ollama's API: one text.
@@ -76,15 +67,15 @@ class OllamaWriter(AnswerWriter):
         self._chat, self._created_at = chat, timestamp(options.created)
         self.ping = self.encoded(self._chunk())  # clients of NDJSON know no comments
 
-    def chunks_of(self, event: Event) -> Sequence[JsonObject]:
-        if isinstance(event, TextEvent):
+    def chunks_of(self, event: events.Event) -> Sequence[JsonObject]:
+        if isinstance(event, events.TextEvent):
             return [_with_logprobs(self._chunk(event.text), event.logprobs)]
-        if isinstance(event, Reasoning):
+        if isinstance(event, events.Reasoning):
             return [self._chunk(thinking=event.text)]
         choice = self.fold.choices[event.index]
-        if isinstance(event, CallClose):
+        if isinstance(event, events.CallClose):
             return [self._chunk(calls=[_call(event.call, choice.calls[event.call])])]
-        if isinstance(event, End):
+        if isinstance(event, events.End):
             return [self._ended(_with_logprobs(self._chunk(), event.rest), choice)]
         return []
 
@@ -92,7 +83,7 @@ class OllamaWriter(AnswerWriter):
         return error_body(error)
 
     def encoded(self, chunk: JsonObject) -> bytes:
-        return to_json(chunk) + b"\n"
+        return events.to_json(chunk) + b"\n"
 
     def answer(self) -> JsonObject:
         (choice,) = self.fold.in_order
@@ -114,7 +105,7 @@ class OllamaWriter(AnswerWriter):
             message["tool_calls"] = list(calls)
         return {**head, "message": message, "done": False}
 
-    def _ended(self, chunk: JsonObject, choice: AccumulatedChoice) -> JsonObject:
+    def _ended(self, chunk: JsonObject, choice: events.AccumulatedChoice) -> JsonObject:
         """The chunk with end reason, numbers of tokens, times and figures."""
         assert choice.end is not None
         stats = choice.end.stats
@@ -135,7 +126,7 @@ def _ns(seconds: float) -> int:
     return max(1, round(1e9 * seconds))
 
 
-def _call(index: int, call: AccumulatedCall) -> JsonObject:
+def _call(index: int, call: events.AccumulatedCall) -> JsonObject:
     function: JsonObject = {"index": index, "name": call.name, "arguments": json.loads(call.arguments)}
     return {"id": f"call_{call.id}", "function": function}
 

@@ -12,17 +12,10 @@ from specllama.client import protocol
 from specllama.client.protocol import PositionLogprobs
 from specllama.core.stats import summed
 from specllama.json_types import JsonObject
+from specllama.server import events
+from specllama.server.dialects.shared import figures
 from specllama.server.dialects.shared.chat_fields import TemplateInput
 from specllama.server.dialects.shared.fields import AtMost, FieldError, RequestBody
-from specllama.server.dialects.shared.figures import (
-    add_figures,
-    described,
-    native_answer,
-    number,
-    prompt_progress,
-    running_timings,
-    trace_of,
-)
 from specllama.server.dialects.shared.sampling_fields import (
     MAX_CHOICES,
     MAX_N,
@@ -33,26 +26,11 @@ from specllama.server.dialects.shared.sampling_fields import (
     SamplingFields,
 )
 from specllama.server.dialects.shared.writer import AnswerOptions, AnswerWriter
-from specllama.server.events import (
-    AccumulatedChoice,
-    AccumulatedText,
-    Accumulator,
-    CallArgs,
-    CallClose,
-    CallOpen,
-    End,
-    Event,
-    Prefill,
-    Reasoning,
-    Start,
-    TextEvent,
-    random_key,
-)
 
 # Token counts of an answer, in the forms of OpenAI's APIs.
 
 
-def usage(fold: Accumulator) -> JsonObject:
+def usage(fold: events.Accumulator) -> JsonObject:
     """Token counts; each prompt counts once, whatever the number of its choices."""
     prompts = {c.start.prompt: c for c in reversed(fold.in_order)}.values()
     n_prompt = sum(c.start.n_prompt for c in prompts)
@@ -75,7 +53,7 @@ def usage(fold: Accumulator) -> JsonObject:
     }
 
 
-def response_usage(fold: Accumulator) -> JsonObject:
+def response_usage(fold: events.Accumulator) -> JsonObject:
     """The same counts for /v1/responses."""
     counts = usage(fold)
     cached = counts["prompt_tokens_details"]["cached_tokens"]
@@ -100,17 +78,19 @@ class OpenAIWriter(AnswerWriter):
 
     def __init__(self, options: AnswerOptions) -> None:
         super().__init__(options)
-        self.id = f"{self.prefix}-{random_key()}"
+        self.id = f"{self.prefix}-{events.random_key()}"
 
-    def chunks_of(self, event: Event) -> Sequence[JsonObject]:
-        if isinstance(event, Prefill) and not self.options.progress:
+    def chunks_of(self, event: events.Event) -> Sequence[JsonObject]:
+        if isinstance(event, events.Prefill) and not self.options.progress:
             return []
         deltas = self._deltas(event)
         chunks = [self._chunk([one], self._fields(event if one is deltas[-1] else None)) for one in deltas]
-        if isinstance(event, End) and len(self.fold.ends) == self.n_choices:
+        if isinstance(event, events.End) and len(self.fold.ends) == self.n_choices:
             if self.options.usage_chunk:
                 chunks.append(self._chunk([], {"usage": usage(self.fold)}))
-            add_figures(chunks[-1], self.figures())  # in a chunk of its own if the client asks for that
+            figures.add_figures(
+                chunks[-1], self.figures()
+            )  # in a chunk of its own if the client asks for that
             if self.options.verbose:
                 chunks[-1]["__verbose"] = self._native_answer()
         return chunks
@@ -131,21 +111,21 @@ class OpenAIWriter(AnswerWriter):
     def _chunk(self, choices: list[JsonObject], fields: JsonObject) -> JsonObject:
         return {**self._head(self.chunk_object), "choices": choices, **fields}
 
-    def _fields(self, event: Event | None) -> JsonObject:
+    def _fields(self, event: events.Event | None) -> JsonObject:
         """Optional fields of a chunk, as requested."""
         fields: JsonObject = {}
         if self.options.usage_chunk:
             fields["usage"] = None
-        if self.options.trace and event is not None and (traced := trace_of(event)):
+        if self.options.trace and event is not None and (traced := figures.trace_of(event)):
             fields["speculation"] = traced
-        if self.options.timings and event is not None and not isinstance(event, (Start, End)):
-            fields["timings"] = running_timings(self.fold.choices[event.index])
-        if isinstance(event, Prefill):
-            fields["prompt_progress"] = prompt_progress(event)
+        if self.options.timings and event is not None and not isinstance(event, (events.Start, events.End)):
+            fields["timings"] = figures.running_timings(self.fold.choices[event.index])
+        if isinstance(event, events.Prefill):
+            fields["prompt_progress"] = figures.prompt_progress(event)
         return fields
 
     def _native_answer(self) -> JsonObject:
-        return native_answer(self.fold.in_order[0], self.options.model)
+        return figures.native_answer(self.fold.in_order[0], self.options.model)
 
     def _head(self, kind: str) -> JsonObject:
         return {
@@ -156,14 +136,14 @@ class OpenAIWriter(AnswerWriter):
             "system_fingerprint": FINGERPRINT,
         }
 
-    def _deltas(self, event: Event) -> list[JsonObject]:
+    def _deltas(self, event: events.Event) -> list[JsonObject]:
         raise NotImplementedError
 
-    def _whole(self, choice: AccumulatedChoice) -> JsonObject:
+    def _whole(self, choice: events.AccumulatedChoice) -> JsonObject:
         raise NotImplementedError
 
 
-def ending(end: End | None, start: Start) -> JsonObject:
+def ending(end: events.End | None, start: events.Start) -> JsonObject:
     """End reason of a choice, and the seed that reproduces it."""
     reason = _REASONS.get(end.reason, "stop") if end else None
     return {
@@ -191,37 +171,39 @@ class ChatWriter(OpenAIWriter):
         self._n_begun = 0  # choices that have their first delta
         self._undecided: set[int] = set()  # those that began without content
 
-    def _deltas(self, event: Event) -> list[JsonObject]:
-        if isinstance(event, (Start, CallClose)):
+    def _deltas(self, event: events.Event) -> list[JsonObject]:
+        if isinstance(event, (events.Start, events.CallClose)):
             return []
-        if isinstance(event, Prefill):
+        if isinstance(event, events.Prefill):
             return self._first_deltas(event) or [self._delta(event.index, {})]
         return [*self._first_deltas(event), *self._own_deltas(event)]
 
-    def _first_deltas(self, event: Event) -> list[JsonObject]:
+    def _first_deltas(self, event: events.Event) -> list[JsonObject]:
         deltas = []
         for index in range(self._n_begun, event.index + 1):
-            content = "" if index == event.index and isinstance(event, (TextEvent, End)) else None
+            content = (
+                "" if index == event.index and isinstance(event, (events.TextEvent, events.End)) else None
+            )
             if content is None:
                 self._undecided.add(index)
             deltas.append(self._delta(index, {"role": "assistant", "content": content}))
             self._n_begun += 1
         return deltas
 
-    def _own_deltas(self, event: Event) -> list[JsonObject]:
+    def _own_deltas(self, event: events.Event) -> list[JsonObject]:
         index = event.index
-        if isinstance(event, TextEvent):
+        if isinstance(event, events.TextEvent):
             return [self._delta(index, {"content": event.text}, event.logprobs)]
-        if isinstance(event, Reasoning):
+        if isinstance(event, events.Reasoning):
             return [self._delta(index, {"reasoning_content": event.text})]
-        if isinstance(event, CallOpen):
+        if isinstance(event, events.CallOpen):
             opened = _call(event.id, event.name, "", event.call)
             return [self._delta(index, {"tool_calls": [opened]})]
-        if isinstance(event, CallArgs):
+        if isinstance(event, events.CallArgs):
             more: JsonObject = {"index": event.call, "function": {"arguments": event.text}}
             return [self._delta(index, {"tool_calls": [more]})]
         choice = self.fold.choices[index]
-        rest = _chat_logprobs(event.rest) if isinstance(event, End) and event.rest else None
+        rest = _chat_logprobs(event.rest) if isinstance(event, events.End) and event.rest else None
         last: JsonObject = {"index": index, "delta": {}, "logprobs": rest, **_ending(choice)}
         empty = index in self._undecided and not choice.items
         return [self._delta(index, {"content": ""}), last] if empty else [last]
@@ -230,9 +212,9 @@ class ChatWriter(OpenAIWriter):
         shown = _chat_logprobs(logprobs) if logprobs else None
         return {"index": index, "delta": delta, "logprobs": shown, "finish_reason": None}
 
-    def _whole(self, choice: AccumulatedChoice) -> JsonObject:
+    def _whole(self, choice: events.AccumulatedChoice) -> JsonObject:
         calls = [_call(call.id, call.name, call.arguments) for call in choice.calls]
-        has_text = any(isinstance(item, AccumulatedText) for item in choice.items)
+        has_text = any(isinstance(item, events.AccumulatedText) for item in choice.items)
         content = choice.text if has_text or not calls else None
         message: JsonObject = {"role": "assistant", "content": content, "refusal": None}
         if choice.reasoning:
@@ -255,7 +237,7 @@ def _call(id_: str, name: str, arguments: str, index: int | None = None) -> Json
     return {"index": index, "id": f"call_{id_}", "type": "function", "function": function}
 
 
-def _ending(choice: AccumulatedChoice) -> JsonObject:
+def _ending(choice: events.AccumulatedChoice) -> JsonObject:
     fields = ending(choice.end, choice.start)
     if choice.ended_with_calls:
         fields["finish_reason"] = "tool_calls"
@@ -263,7 +245,7 @@ def _ending(choice: AccumulatedChoice) -> JsonObject:
 
 
 def _chat_logprobs(positions: Sequence[PositionLogprobs]) -> JsonObject:
-    return {"content": described(positions), "refusal": None}
+    return {"content": figures.described(positions), "refusal": None}
 
 
 class ChatRequest(TemplateInput, SamplingFields):
@@ -303,15 +285,15 @@ class CompletionWriter(OpenAIWriter):
         super().__init__(options)
         self._offsets: dict[int, int] = {}  # by choice: characters that the tokens so far have completed
 
-    def _deltas(self, event: Event) -> list[JsonObject]:
+    def _deltas(self, event: events.Event) -> list[JsonObject]:
         index = event.index
         choice = self.fold.choices[index]
-        if isinstance(event, TextEvent):
+        if isinstance(event, events.TextEvent):
             shown = self._shown_logprobs(index, event.logprobs)
             return [{"index": index, "text": event.text, "logprobs": shown, "finish_reason": None}]
-        if isinstance(event, Prefill):
+        if isinstance(event, events.Prefill):
             return [{"index": index, "text": "", "logprobs": None, "finish_reason": None}]
-        if isinstance(event, End):
+        if isinstance(event, events.End):
             shown = self._shown_logprobs(index, event.rest)
             return [{"index": index, "text": "", "logprobs": shown, **ending(event, choice.start)}]
         return []
@@ -324,7 +306,7 @@ class CompletionWriter(OpenAIWriter):
         self._offsets[index] = offset + sum(position.length for position in positions)
         return _logprobs(positions, offset)
 
-    def _whole(self, choice: AccumulatedChoice) -> JsonObject:
+    def _whole(self, choice: events.AccumulatedChoice) -> JsonObject:
         return {
             "index": choice.start.index,
             "text": choice.text,
@@ -343,8 +325,10 @@ def _logprobs(positions: Sequence[PositionLogprobs], offset: int) -> JsonObject:
         offset += position.length
     return {
         "tokens": [position.chosen.token for position in positions],
-        "token_logprobs": [number(position.chosen.logprob) for position in positions],
-        "top_logprobs": [{c.token: number(c.logprob) for c in position.top} for position in positions],
+        "token_logprobs": [figures.number(position.chosen.logprob) for position in positions],
+        "top_logprobs": [
+            {c.token: figures.number(c.logprob) for c in position.top} for position in positions
+        ],
         "text_offset": offsets,
     }
 

@@ -17,33 +17,21 @@ from specllama.core.gain import Gain, gain, was_busy
 from specllama.core.sampling.params import PARAMETERS, SamplingParams
 from specllama.core.stats import RunStats, summed
 from specllama.json_types import JsonObject
-from specllama.server.events import (
-    AccumulatedChoice,
-    Accumulator,
-    CallArgs,
-    CallOpen,
-    End,
-    Event,
-    Prefill,
-    Reasoning,
-    RoundEvent,
-    Runs,
-    TextEvent,
-)
+from specllama.server import events
 
 # Traces of answers: the drafters of the tokens, and the engine's rounds.
 
 
-def trace_of(event: Event) -> JsonObject:
+def trace_of(event: events.Event) -> JsonObject:
     """The trace of an event, empty for one without text and rounds."""
-    if isinstance(event, (TextEvent, Reasoning, CallArgs)):
+    if isinstance(event, (events.TextEvent, events.Reasoning, events.CallArgs)):
         return trace(event.runs, event.round)
-    if isinstance(event, CallOpen) or (isinstance(event, End) and event.round is not None):
+    if isinstance(event, events.CallOpen) or (isinstance(event, events.End) and event.round is not None):
         return trace((), event.round)
     return {}
 
 
-def trace(runs: Runs, round_: RoundEvent | None) -> JsonObject:
+def trace(runs: events.Runs, round_: events.RoundEvent | None) -> JsonObject:
     """The sources of a text's tokens and the latest round, with earlier rounds that generated no text."""
     traced: JsonObject = {"tokens": [[n, source_label(source)] for n, source in runs]}
     if round_ is not None:
@@ -53,7 +41,7 @@ def trace(runs: Runs, round_: RoundEvent | None) -> JsonObject:
     return traced
 
 
-def _round(one: RoundEvent) -> JsonObject:
+def _round(one: events.RoundEvent) -> JsonObject:
     shown: JsonObject = {
         "drafted": one.drafted,
         "accepted": one.accepted,
@@ -67,7 +55,7 @@ def _round(one: RoundEvent) -> JsonObject:
     return shown
 
 
-def figures(fold: Accumulator, enabled: bool, ignored: Sequence[str] = ()) -> JsonObject:
+def figures(fold: events.Accumulator, enabled: bool, ignored: Sequence[str] = ()) -> JsonObject:
     """The figures for the last chunk or the whole answer. enabled: whether drafting was allowed. ignored: the
     request's fields without effect.
     """
@@ -103,7 +91,7 @@ def timings(stats: Iterable[RunStats]) -> JsonObject:
     }
 
 
-def running_timings(choice: AccumulatedChoice) -> JsonObject:
+def running_timings(choice: events.AccumulatedChoice) -> JsonObject:
     """llama-server's timings of one choice so far, as seen by the client of the engine. Covers the part
     of the prompt that Prefill events have reported.
     """
@@ -117,7 +105,7 @@ def running_timings(choice: AccumulatedChoice) -> JsonObject:
     }
 
 
-def prompt_progress(event: Prefill) -> JsonObject:
+def prompt_progress(event: events.Prefill) -> JsonObject:
     """Progress of a prompt's evaluation, or its position in the queue."""
     progress: JsonObject = {
         "total": event.n_prompt,
@@ -163,7 +151,7 @@ def _vllm(stats: Iterable[RunStats]) -> JsonObject:
     }
 
 
-def own_figures(ends: Iterable[End], enabled: bool) -> JsonObject:
+def own_figures(ends: Iterable[events.End], enabled: bool) -> JsonObject:
     """The figures of these choices together, the gain of the first. enabled: whether drafting was allowed."""
     all_ = list(ends)
     total, first = summed(end.stats for end in all_), all_[0] if all_ else None
@@ -266,7 +254,7 @@ def _shown_biases(biases: Mapping[int, float]) -> list[JsonObject]:
 
 
 def native_answer(
-    choice: AccumulatedChoice,
+    choice: events.AccumulatedChoice,
     model: str,
     end_ids: Collection[int] = (),
     drafters: Collection[str] = (),

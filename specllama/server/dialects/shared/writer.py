@@ -10,27 +10,19 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from specllama import errors
 from specllama.core.sampling.params import PARAMETERS
-from specllama.errors import (
-    AccessError,
-    BusyError,
-    ContextLengthError,
-    DeadlineError,
-    NotFoundError,
-    NotSupportedError,
-    SpecllamaError,
-)
 from specllama.json_types import JsonObject
 from specllama.server.dialects.shared.figures import figures
 from specllama.server.events import Accumulator, Event, data_event, to_json
 
-_CODES: Mapping[type[SpecllamaError], str] = {
-    ContextLengthError: "context_length_exceeded",
-    BusyError: "queue_full",
-    AccessError: "invalid_api_key",
-    NotFoundError: "model_not_found",
-    DeadlineError: "deadline_exceeded",
-    NotSupportedError: "unsupported",
+_CODES: Mapping[type[errors.SpecllamaError], str] = {
+    errors.ContextLengthError: "context_length_exceeded",
+    errors.BusyError: "queue_full",
+    errors.AccessError: "invalid_api_key",
+    errors.NotFoundError: "model_not_found",
+    errors.DeadlineError: "deadline_exceeded",
+    errors.NotSupportedError: "unsupported",
 }
 ERROR_TYPES = {
     401: "authentication_error",
@@ -45,11 +37,11 @@ ERROR_TYPES = {
 _TYPES = ERROR_TYPES | {501: "not_supported_error", 503: "unavailable_error"}
 
 
-def error_body(error: SpecllamaError, _request_id: str = "") -> JsonObject:
+def error_body(error: errors.SpecllamaError, _request_id: str = "") -> JsonObject:
     """An error of the OpenAI API, with llama-server's additions for a prompt that is too long."""
     status = error.http_status
     kind = _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
-    if isinstance(error, ContextLengthError):
+    if isinstance(error, errors.ContextLengthError):
         kind = "exceed_context_size_error"
     sampling = error.option if error.option in PARAMETERS else None
     shown: JsonObject = {
@@ -126,11 +118,11 @@ class AnswerWriter(ABC):
         """A chunk as a part of a stream."""
         return data_event(chunk)
 
-    def error_event(self, error: SpecllamaError) -> bytes:
+    def error_event(self, error: errors.SpecllamaError) -> bytes:
         """An error after the first byte, as a part of a stream."""
         return self.encoded(self.error_body(error))
 
-    def error_body(self, error: SpecllamaError) -> JsonObject:
+    def error_body(self, error: errors.SpecllamaError) -> JsonObject:
         """An error in the API's form."""
         return error_body(error)
 

@@ -14,32 +14,17 @@ from types import MappingProxyType
 from specllama.client.protocol import PositionLogprobs
 from specllama.errors import SpecllamaError
 from specllama.json_types import JsonObject
+from specllama.server import events
 from specllama.server.dialects.openai.completions import response_usage
 from specllama.server.dialects.openai.responses.request import name_only
 from specllama.server.dialects.shared.figures import described, prompt_progress, running_timings, trace_of
 from specllama.server.dialects.shared.writer import AnswerOptions, AnswerWriter, error_body, named_event
-from specllama.server.events import (
-    AccumulatedCall,
-    AccumulatedChoice,
-    AccumulatedText,
-    CallArgs,
-    CallClose,
-    CallOpen,
-    End,
-    Event,
-    Prefill,
-    Reasoning,
-    Start,
-    TextEvent,
-    random_key,
-    to_json,
-)
 
 # The output items of a response, from the accumulated events, for streamed and whole answers.
 
 
 COMPLETED, INCOMPLETE, IN_PROGRESS = "completed", "incomplete", "in_progress"
-OutputEntry = str | AccumulatedText | AccumulatedCall
+OutputEntry = str | events.AccumulatedText | events.AccumulatedCall
 """The content of an item: reasoning, a text or a call."""
 
 
@@ -49,14 +34,14 @@ class OutputItems:
     def __init__(self, key: str, names: Mapping[str, tuple[str, str]]) -> None:
         self._key, self._names = key, names
 
-    def of(self, choice: AccumulatedChoice) -> list[JsonObject]:
+    def of(self, choice: events.AccumulatedChoice) -> list[JsonObject]:
         """All items so far."""
         entries = entries_of(choice)
         return [self.item(entry, i, status_of(choice, entries, i)) for i, entry in enumerate(entries)]
 
     def item(self, entry: OutputEntry, index: int, status: str, filled: bool = True) -> JsonObject:
         """The item at an index of the output. filled: with its content."""
-        if isinstance(entry, AccumulatedCall):
+        if isinstance(entry, events.AccumulatedCall):
             namespace, name = self._names.get(entry.name, ("", entry.name))
             return {
                 "id": f"fc_{self._key}{index}",
@@ -84,20 +69,20 @@ class OutputItems:
         }
 
 
-def entries_of(choice: AccumulatedChoice) -> list[OutputEntry]:
+def entries_of(choice: events.AccumulatedChoice) -> list[OutputEntry]:
     """The contents of the items, in order; all reasoning is one, at the end where other items come before it.
     An answer that ends without any has an empty text.
     """
     entries: list[OutputEntry] = [*choice.items]
     if choice.reasoning:
         entries.insert(len(entries) if choice.n_before else 0, choice.reasoning)
-    return entries if entries or choice.end is None else [AccumulatedText("")]
+    return entries if entries or choice.end is None else [events.AccumulatedText("")]
 
 
-def status_of(choice: AccumulatedChoice, entries: Sequence[OutputEntry], index: int) -> str:
+def status_of(choice: events.AccumulatedChoice, entries: Sequence[OutputEntry], index: int) -> str:
     """The status of the item at an index, after it was closed or the answer ended."""
     entry = entries[index]
-    if isinstance(entry, AccumulatedCall):
+    if isinstance(entry, events.AccumulatedCall):
         return COMPLETED if entry.complete else INCOMPLETE
     cut_off = index == len(entries) - 1 and (choice.end is None or choice.end.reason != "stop")
     return INCOMPLETE if cut_off else COMPLETED
@@ -120,10 +105,12 @@ def echo_json(echo: JsonObject) -> bytes:
     """The repeated fields as JSON, which is held while the request waits. If it is too large, only the
     names of the tools are kept.
     """
-    whole = to_json(echo)
+    whole = events.to_json(echo)
     if len(whole) <= MAX_ECHO:
         return whole
-    return to_json({**echo, "instructions": None, "tools": [name_only(tool) for tool in echo["tools"]]})
+    return events.to_json(
+        {**echo, "instructions": None, "tools": [name_only(tool) for tool in echo["tools"]]}
+    )
 
 
 class ResponsesWriter(AnswerWriter):
@@ -142,7 +129,7 @@ class ResponsesWriter(AnswerWriter):
     ) -> None:
         super().__init__(options)
         self._echo, self._keep = echo, keep
-        key = random_key()
+        key = events.random_key()
         self.id = f"resp_{key}"
         self._items = OutputItems(f"{key}_", names)
         self._n_events = 0
@@ -174,26 +161,26 @@ class ResponsesWriter(AnswerWriter):
         last = self._event("response.failed", {"response": failed})
         return b"".join(map(self.encoded, [*begun, failure, last]))
 
-    def chunks_of(self, event: Event) -> Sequence[JsonObject]:
-        if isinstance(event, TextEvent):
+    def chunks_of(self, event: events.Event) -> Sequence[JsonObject]:
+        if isinstance(event, events.TextEvent):
             return [*self._opened("message"), self._delta("output_text", event, described(event.logprobs))]
-        if isinstance(event, Reasoning):
+        if isinstance(event, events.Reasoning):
             if self._index >= 0 and self._open != "reasoning":
                 return []  # the last event has it
             return [*self._opened("reasoning"), self._delta("reasoning_text", event)]
-        if isinstance(event, CallArgs):
+        if isinstance(event, events.CallArgs):
             return [self._delta("function_call_arguments", event)]
-        if isinstance(event, CallOpen):
+        if isinstance(event, events.CallOpen):
             return [*self._close(), *self._opened("function_call", self._trace(event))]
-        if isinstance(event, CallClose):
+        if isinstance(event, events.CallClose):
             return self._close()
-        if isinstance(event, End):
+        if isinstance(event, events.End):
             return self._end(event)
-        if isinstance(event, Prefill):
+        if isinstance(event, events.Prefill):
             return self._prefill(event)
-        return self._begin() if isinstance(event, Start) else []
+        return self._begin() if isinstance(event, events.Start) else []
 
-    def _prefill(self, event: Prefill) -> list[JsonObject]:
+    def _prefill(self, event: events.Prefill) -> list[JsonObject]:
         if not self.options.progress:
             return []
         data: JsonObject = {
@@ -210,7 +197,7 @@ class ResponsesWriter(AnswerWriter):
             for kind in ("response.created", "response.in_progress")
         ]
 
-    def _end(self, event: End) -> list[JsonObject]:
+    def _end(self, event: events.End) -> list[JsonObject]:
         parts = [] if self._index >= 0 else self._opened("message")
         parts += self._close()
         response = self._final()
@@ -267,7 +254,7 @@ class ResponsesWriter(AnswerWriter):
     def _delta(
         self,
         kind: str,
-        event: TextEvent | Reasoning | CallArgs,
+        event: events.TextEvent | events.Reasoning | events.CallArgs,
         logprobs: list[JsonObject] | None = None,
     ) -> JsonObject:
         fields: JsonObject = {}
@@ -280,7 +267,7 @@ class ResponsesWriter(AnswerWriter):
         data: JsonObject = {**self._position, "delta": event.text, **fields}
         return self._event(f"response.{kind}.delta", data)
 
-    def _trace(self, event: Event) -> JsonObject | None:
+    def _trace(self, event: events.Event) -> JsonObject | None:
         """The trace of an event, None or empty without one."""
         return trace_of(event) if self.options.trace else None
 
