@@ -49,7 +49,6 @@ class AsyncInbox:
         self._aborted = False
 
     def start(self, client: EngineClient) -> None:
-        """Submit the request."""
         if not self._aborted:
             self._submitted = self.request.submit(client, self._deliver)
 

@@ -204,7 +204,6 @@ class PendingCompletion:
         return delta
 
     def output(self) -> CompletionOutput:
-        """The output so far."""
         done = self.result.done
         reason: FinishReason | None = done.reason if done else None  # type: ignore[assignment]
         return CompletionOutput(
@@ -220,7 +219,6 @@ class PendingCompletion:
         )
 
     def _stop_reason(self) -> int | str | None:
-        """The stop string, or the one of stop_token_ids, that ended the text."""
         done, params, last = self.result.done, self.result.params, self.result.ids[-1:]
         if done is None or done.reason != "stop" or params is None or not last:
             return None
@@ -295,7 +293,6 @@ class PendingRequest:
             completion.take(protocol.Done(completion.message.id, "", "cancel", RunStats()))
 
     def output(self) -> RequestOutput:
-        """The output so far."""
         return RequestOutput(
             request_id=self.request_id,
             prompt=self.source.text,

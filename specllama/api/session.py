@@ -201,6 +201,5 @@ class Tokenizer:
         return ids[0] if len(ids) == 1 else None
 
     def _ask(self, question: protocol.Tokenize | protocol.Detokenize | protocol.Render) -> list[Any]:
-        """The parts of the answer. Raises the engine's error."""
         client = self._engine.client()
         return client.ask(replace(question, id=client.next_id()))

@@ -172,7 +172,6 @@ class EngineProcess:
                 wait_until(ended(thread), _GRACE_SECONDS)
 
     def kill(self, reason: SpecllamaError) -> None:
-        """Kill the process, and report this error as the reason."""
         self.set_reason(reason)
         self._process.kill()
 
@@ -269,7 +268,6 @@ class EngineProcess:
         self._process.kill()
 
     def _handle_end(self) -> None:
-        """Find out why the process has ended and report it."""
         code = self._process.wait()
         wait_until(ended(self._threads[0]), _GRACE_SECONDS)
         closed = EngineDiedError("the engine process was closed") if self._closing else None

@@ -43,7 +43,6 @@ class Submission:
             self._client.send(protocol.Cancel(self.id))
 
     def end_reasoning(self) -> None:
-        """See protocol.EndReasoning."""
         with contextlib.suppress(SpecllamaError):
             self._client.send(protocol.EndReasoning(self.id))
 
@@ -92,7 +91,6 @@ class EngineClient:
 
     @property
     def dead(self) -> SpecllamaError | None:
-        """Why the process has ended; None while it runs."""
         return self._child.dead
 
     @property
@@ -148,7 +146,6 @@ class EngineClient:
         )
 
     def inspect(self) -> BuildInfo:
-        """The version, features and devices of this build of llama.cpp."""
         return self._control(tune_messages.Inspect(), tune_messages.Inspected).build
 
     def serve(self, request: tune_messages.Serve) -> tune_messages.Serving:
@@ -166,7 +163,6 @@ class EngineClient:
         return self._control(request, tune_messages.Trimmed, progress)
 
     def wait(self) -> NoReturn:
-        """Wait until the process has ended. Raises the reason."""
         raise self._child.wait()
 
     def submit(
@@ -212,7 +208,6 @@ class EngineClient:
         return self._events(request)
 
     def ask(self, question: protocol.Question) -> list[Any]:
-        """The parts of the answer to a question. Raises what it fails with."""
         return [*self._events(question)]
 
     def embed(self, request: protocol.Embed) -> list[protocol.TextVectors]:
@@ -232,15 +227,12 @@ class EngineClient:
         self._child.write(data)
 
     def shut(self) -> None:
-        """Let the process exit, without waiting for it; safe in finalizers, which may run at any point."""
         self._child.shut()
 
     def end(self, error: SpecllamaError) -> None:
-        """Kill the process; pending requests get this error."""
         self._child.kill(error)
 
     def close(self) -> None:
-        """End the process: close its stdin, on which it exits, and kill it if it does not."""
         self._child.close()
 
     def _events(
@@ -318,7 +310,6 @@ class EngineClient:
             deliver(message)
 
     def _fail_all(self) -> None:
-        """Deliver the reason for the end of the process to all pending requests."""
         for id_ in list(self._pending):
             deliver, error = self._pending.pop(id_, None), self._child.dead
             if deliver is not None and error is not None:
@@ -343,7 +334,6 @@ def _images_of(request: protocol.Generate | protocol.Question | tune_messages.Tu
 
 
 def _checked(message: protocol.Message | SpecllamaError) -> protocol.Message:
-    """The message; raises it if it is an error."""
     if isinstance(message, SpecllamaError):
         raise message
     return message

@@ -33,7 +33,6 @@ class RunningLoop(_Base):
     """The system's usual loop by `running_time`."""
 
     def time(self) -> float:
-        """Seconds in which this process has run."""
         return running_time()
 
 

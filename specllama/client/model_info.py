@@ -147,13 +147,11 @@ class LoadInfo:
 
     @property
     def gpu_share(self) -> float:
-        """The share of the target's layers that is on GPUs."""
         on_gpu = self.target.n_gpu_layers
         return 1.0 if on_gpu < 0 else min(1.0, on_gpu / (self.n_layer + 1))
 
     @property
     def has_draft_model(self) -> bool:
-        """Whether `draft` is a model, and not a head."""
         if self.draft is None or not self.head:
             return self.draft is not None
         return self.head_in_target and self.draft.path != self.target.path
@@ -170,11 +168,9 @@ class LoadInfo:
 
     @property
     def speculation(self) -> str:
-        """ "on" or "off", as programs read it."""
         return "off" if self.off_reason else "on"
 
     def with_option_names(self, names: OptionNames) -> LoadInfo:
-        """The same with options as a front spells them."""
         notes = tuple(note.with_option_names(names) for note in self.notes)
         return replace(self, notes=notes, off_reason=with_option_names(self.off_reason, names))
 

@@ -120,7 +120,6 @@ class Generate:
 
     @property
     def chat(self) -> ChatInput | None:
-        """Its prompt, if that is a chat."""
         return self.prompt if isinstance(self.prompt, ChatInput) else None
 
 
@@ -383,7 +382,6 @@ class CandidateLogprob(NamedTuple):
     logprob: float | None
 
     def to_dict(self) -> JsonObject:
-        """As programs read it."""
         return {"id": self.id, "token": self.token, "bytes": self.bytes, "logprob": self.logprob}
 
 

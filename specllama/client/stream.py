@@ -79,7 +79,6 @@ class GenerationResult:
 
     @property
     def calls(self) -> Sequence[ReadCall]:
-        """The complete tool calls so far."""
         return self._collector.calls if self._collector is not None else ()
 
     @property

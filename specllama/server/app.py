@@ -153,7 +153,6 @@ async def _on_error(request: Request, error: Exception) -> Response:
 
 
 async def _on_routing_error(request: Request, error: Exception) -> Response:
-    """The path has no route, or not with this method."""
     assert isinstance(error, HTTPException)
     path = request.url.path
     if error.status_code == 404:

@@ -222,12 +222,10 @@ class AccumulatedChoice:
 
     @property
     def text(self) -> str:
-        """The text without the calls."""
         return "".join(item.text for item in self.items if isinstance(item, AccumulatedText))
 
     @property
     def logprobs(self) -> list[protocol.PositionLogprobs]:
-        """Logprobs of the tokens of all texts."""
         return [entry for i in self.items if isinstance(i, AccumulatedText) for entry in i.logprobs]
 
     @property
@@ -241,7 +239,6 @@ class AccumulatedChoice:
         return self.end is not None and self.end.reason == "stop" and any(complete) and all(complete)
 
     def add(self, event: Event) -> None:
-        """Add the next event of this choice."""
         if isinstance(event, (TextEvent, Reasoning, CallOpen, CallArgs)) and event.round is not None:
             self.total = event.round.total
         if isinstance(event, TextEvent):
@@ -278,7 +275,6 @@ class Accumulator:
     choices: dict[int, AccumulatedChoice] = field(default_factory=dict)
 
     def add(self, events: Iterable[Event]) -> None:
-        """Add the next events."""
         for event in events:
             if isinstance(event, Start):
                 self.choices[event.index] = AccumulatedChoice(event)

@@ -65,7 +65,6 @@ class ModelLoader:
         self._backoffs[service] = LoadBackoff()
 
     async def started(self) -> None:
-        """Wait until the first model has been loaded once."""
         await self._started.wait()
 
     def room(self) -> int:
@@ -155,7 +154,6 @@ class ModelLoader:
         return await asyncio.to_thread(prepare_load, named, self._library)
 
     async def _load_evicting(self, evicted: list[Service], service: Service) -> None:
-        """Evict models and load another one. Raises SpecllamaError."""
         assert self._pending is not None
         for one in evicted:
             await self._unload(one, f"to make room for {service.name}")
@@ -178,7 +176,6 @@ class ModelLoader:
         return error
 
     def _fail_waiters(self, service: Service, error: SpecllamaError) -> None:
-        """Raise this error in the waiters of a model."""
         self._pending = None
         self._changed.set()  # other models may have waiters
         service.lease.fail_waiters(error)
@@ -208,13 +205,11 @@ class ModelLoader:
         lease.open()
 
     async def _unload(self, service: Service, why: str) -> None:
-        """Unload an idle model. why: for the operator."""
         self._say(f"{service.name} is unloaded, {why}")
         self._ledger.unloaded(service.supervisor.info)
         await self._close(service)
 
     async def _close(self, service: Service) -> None:
-        """End a model's engine process."""
         service.lease.close()
         engine = self._engines.pop(service)
         engine.cancel()

@@ -88,7 +88,6 @@ class _Stop:
         models.admission.on_drain = self._drain
 
     def __call__(self, number: int) -> None:
-        """Handle a signal, in the event loop."""
         self.number = self.number or number
         self._n_signals += number != getattr(signal, "SIGHUP", None)  # which may come with SIGTERM
         self._models.admission.drain()
@@ -152,7 +151,6 @@ async def _serve(
 
 
 def _complaint(context: Mapping[str, Any]) -> str:
-    """A line about an error in the event loop, without a traceback."""
     error = context.get("exception")
     return unexpected(error) if error is not None else f"unexpected: {context['message']}"
 

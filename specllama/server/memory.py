@@ -75,11 +75,9 @@ class MemoryLedger:
         return FreeMemory(max(0, host), tuple(gpus))
 
     def loaded(self, info: LoadInfo) -> None:
-        """Record that a model was loaded."""
         self._gpus, self._freed = info.gpus, 0
 
     def unloaded(self, info: LoadInfo) -> None:
-        """Record that a model was unloaded."""
         self._freed += info.device_bytes
 
 

@@ -52,7 +52,6 @@ class ListedModel:
 
     @property
     def loaded(self) -> bool:
-        """Whether it is in memory."""
         return self.state == "loaded"
 
 
@@ -107,7 +106,6 @@ class ModelPool:
 
     @property
     def services(self) -> Collection[Service]:
-        """Of all models that were requested."""
         return self._services.values()
 
     @property
@@ -231,7 +229,6 @@ class ModelPool:
         return n_bytes <= FILE_SHARE * self._loader.room() if n_bytes else None
 
     async def details(self, model: catalogue.CatalogueModel) -> catalogue.ModelDetails:
-        """Details from the header of a model on disk."""
         return await asyncio.to_thread(self._details.of, model.path)
 
     async def unloaded(self, service: Service) -> tuple[catalogue.ModelDetails, int]:
@@ -279,7 +276,6 @@ class ModelPool:
         self.keep(service, 0.0)
 
     async def started(self) -> None:
-        """Wait until the default model has been loaded once."""
         await self._loader.started()
 
     async def run(self) -> None:
@@ -296,7 +292,6 @@ class ModelPool:
             service.lease.fail_waiters(error)
 
     def _serve(self, model: catalogue.CatalogueModel, names: Collection[str]) -> Service:
-        """The service of a model, created on its first request."""
         key = _key(model.path)
         if key not in self._services:
             service = Service(self.settings, model, tuple(names), self._make(), self.admission)

@@ -43,7 +43,6 @@ class Pulls:
         self._stopped = set[str]()
 
     def of(self, model: CatalogueModel) -> PullState | None:
-        """The download of a model, None without one."""
         return self._states.get(model.id)
 
     def start(self, model: CatalogueModel) -> None:
@@ -60,7 +59,6 @@ class Pulls:
         threading.Thread(target=self._run, args=(model,), daemon=True).start()
 
     def stop(self, model: CatalogueModel) -> None:
-        """Stop the download of a model; bytes received are kept."""
         self._stopped.add(model.id)
 
     def _run(self, model: CatalogueModel) -> None:

@@ -79,7 +79,6 @@ class RequestStream:
 
     @property
     def seconds(self) -> float:
-        """Seconds since the request began."""
         return self._loop.time() - self._began
 
     def start(
@@ -109,7 +108,6 @@ class RequestStream:
     def _submit(
         self, client: LoopClient, request: protocol.Generate, assemblers: Sequence[EventAssembler]
     ) -> None:
-        """Submit the completions of one prompt."""
         if self._n > 1:
             given = request.params.get("seed")
             seed = secrets.randbits(32) if given is None else given
@@ -157,7 +155,6 @@ class RequestStream:
         self.fail(DeadlineError(f"the request took longer than {self.seconds:.0f} s, which is its limit"))
 
     def fail(self, error: SpecllamaError) -> None:
-        """End the request with an error."""
         self._put(error)
         self.cancel()
 

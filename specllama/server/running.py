@@ -65,7 +65,6 @@ def running() -> list[RunningServer]:
 
 
 def runs(server: RunningServer) -> bool:
-    """Whether the server is still running."""
     return any(other.pid == server.pid for other in running())
 
 
@@ -119,7 +118,6 @@ def _folder() -> Path:
 
 
 def _is_held(record: Path) -> bool:
-    """Whether a process holds the record's lock."""
     try:
         with FileLock(record.with_suffix(".lock")).acquire(blocking=False):
             return False

@@ -47,7 +47,6 @@ class QueueLimit:
 
     @property
     def max_open(self) -> int:
-        """Completions that may run or wait."""
         return self.n_slots + self.size
 
     @property
@@ -118,19 +117,16 @@ class Admission:
             raise BusyError(problem, "ask again later", {"retry_after": self.retry_after})
 
     def ended(self, request: RequestStream) -> None:
-        """Record the end of a request."""
         self.requests.discard(request)
         self._mean_seconds += 0.2 * (request.seconds - self._mean_seconds)
         if self.draining:
             self.on_drain()
 
     def drain(self) -> None:
-        """Refuse new requests from now on."""
         self.draining = True
         self.on_drain()
 
     def end_all(self, error: SpecllamaError) -> None:
-        """End all requests with this error."""
         for request in list(self.requests):
             request.fail(error)
         for ended in self.vectors:
@@ -172,17 +168,14 @@ class Service:
 
     @property
     def name(self) -> str:
-        """The model's preferred name."""
         return self.names[0]
 
     @property
     def n_open(self) -> int:
-        """Completions that run or wait."""
         return sum(job.n_open for job in self.jobs)
 
     @property
     def embeds(self) -> bool:
-        """Whether it is an embedding model."""
         return self.supervisor.settings.pooling is not None
 
     @property
@@ -281,7 +274,6 @@ class Service:
         job.fail(error)
 
     def _ended(self, job: RequestStream) -> None:
-        """Handle the end of a request."""
         self.jobs.discard(job)
         self.admission.ended(job)
         if (launch := self._launches.pop(job, None)) is not None and not job.begun:

@@ -124,7 +124,6 @@ class ServerSettings:
 
     @property
     def name(self) -> str:
-        """The model's preferred name."""
         return self.shown_names[0]
 
     def has_name(self, name: str) -> bool:

@@ -43,7 +43,6 @@ class LoadBackoff:
         self._why = error.message
 
     def succeeded(self) -> None:
-        """Record a successful load, which resets the count."""
         self._n_failures = 0
 
     def refusal(self, now: float) -> SpecllamaError | None:
@@ -133,7 +132,6 @@ class ModelLease:
                 self.on_change()
 
     def release(self) -> None:
-        """End what `acquire` began."""
         self.n_users -= 1
         self.used_at = asyncio.get_running_loop().time()
         if not self.n_users:
@@ -141,7 +139,6 @@ class ModelLease:
 
     @asynccontextmanager
     async def acquired(self) -> AsyncIterator[None]:
-        """`acquire` the model, and `release` it at the end of the block."""
         await self.acquire()
         try:
             yield
@@ -167,7 +164,6 @@ class ModelLease:
         self._is_open = False
 
     def fail_waiters(self, error: SpecllamaError) -> None:
-        """Raises this error in all waiters."""
         for waiter in list(self._waiters):
             del self._waiters[waiter]
             if not waiter.done():
@@ -205,7 +201,6 @@ class LoadedFiles:
                 self._files.append(_File(path, file, _written(file), _digest(file)))
 
     def close(self) -> None:
-        """Close the files."""
         for one in self._files:
             one.file.close()
 
@@ -316,12 +311,10 @@ class Supervisor:
             self.restarts += 1
 
     async def started(self) -> None:
-        """Wait until an engine is ready."""
         await self._ready.wait()
 
     @property
     def pid(self) -> int | None:
-        """Process id of the engine, None without one."""
         return self._client.pid if self._client is not None else None
 
     async def client(self) -> LoopClient:

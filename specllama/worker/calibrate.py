@@ -223,7 +223,6 @@ def seconds_of(context: Context, rows: Sequence[BatchRow], clock: Callable[[], f
 
 
 def _timed(context: Context, rows: Sequence[BatchRow], clock: Callable[[], float]) -> float | None:
-    """Seconds of a decode; None if there is no room for it."""
     started = clock()
     try:
         context.decode(rows)

@@ -56,7 +56,6 @@ class TextLimit:
 
     @functools.cached_property
     def max_bytes(self) -> int:
-        """Bytes of a text beyond which it cannot fit."""
         return self._n_ctx * self._model.longest_token
 
     def check(self, text: str, parse_special: bool) -> None:

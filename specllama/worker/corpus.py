@@ -47,7 +47,6 @@ class CorpusCounts:
     limit: str = ""
 
     def line(self) -> str:
-        """All of it in a line."""
         read = f"{counted(self.n_files, 'file')}, {counted(self.n_tokens, 'token')}"
         skipped = {
             "without text": self.no_text,
@@ -119,7 +118,6 @@ class Corpus:
         self._say(self.counts.line())
 
     def _read(self) -> None:
-        """The thread."""
         try:
             for text in read_texts(self._paths, self.counts):
                 for piece in pieces(text):
@@ -240,7 +238,6 @@ def _tracked(folder: str) -> Generator[str, None, None]:
 
 
 def _names(stream: IO[bytes]) -> Iterator[bytes]:
-    """The names in a stream, each of which ends with a NUL."""
     rest = b""
     while data := stream.read(1 << 16):
         *names, rest = (rest + data).split(b"\0")

@@ -74,7 +74,6 @@ class LoadedDraft:
         return key
 
     def close(self) -> None:
-        """Free its memory."""
         self.context.close()
         self.model.close()
 
@@ -351,7 +350,6 @@ class CheckedDrafts:
 
     @property
     def own_head(self) -> HeadInfo | None:
-        """The head inside the target."""
         return self.head.head if self.head is not None and not self.head.head.own_file else None
 
     @property
@@ -366,7 +364,6 @@ class CheckedDrafts:
 
     @property
     def verdicts(self) -> tuple[PairVerdict | HeadVerdict, ...]:
-        """On the draft model and on the head."""
         return tuple(one for one in (self.pair, self.head) if one is not None)
 
 
@@ -422,7 +419,6 @@ def _refuse_unfit(verdict: PairVerdict | HeadVerdict, both: str, other: str = ""
 
 
 def _or_translate(target: Header, draft: Header, pair: PairVerdict) -> str:
-    """The remedy for a draft model that does not fit."""
     shared = None if pair.ok else overlap(target, draft)[0]
     return f", or {option('draft_vocab', 'auto')}: {shared.label}" if shared is not None else ""
 

@@ -60,7 +60,6 @@ class _EmbedRequest:
 
     @property
     def has_texts(self) -> bool:
-        """Whether some are not taken yet."""
         return self._next < len(self.message.texts)
 
     def ids(self, model: LlamaModel, limit: int) -> list[int]:
@@ -118,7 +117,6 @@ class EmbeddingEngine:
     engine: None = None
 
     def handle(self, message: protocol.Message, _size: int = 0) -> None:
-        """Handle a message from the front. Raises SpecllamaError."""
         if isinstance(message, protocol.Embed):
             self._check(message)
             self.requests.append(_EmbedRequest(message))
@@ -148,7 +146,6 @@ class EmbeddingEngine:
 
     @property
     def step_due_in(self) -> float | None:
-        """Seconds until `step` has work to do if no message arrives; None for never."""
         return 0.0 if self.requests else None
 
     @property
@@ -157,7 +154,6 @@ class EmbeddingEngine:
         return slow_seconds(self.header, self.context.n_ctx)
 
     def step(self) -> None:
-        """Compute one decode, and send what came of it."""
         chosen = self._chosen()
         if not chosen:
             return

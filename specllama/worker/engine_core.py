@@ -111,12 +111,10 @@ class LoadedEngine:
 
     @property
     def decoding(self) -> bool:
-        """Whether `step` has something to decode."""
         return bool(self.running or self.held) or self.tuner is not None
 
     @property
     def step_due_in(self) -> float | None:
-        """Seconds until `step` has work to do if no message arrives; None for never."""
         if self.decoding:
             return _ENCODING_SECONDS if self.tuner is None and self.engine.encoding else 0.0
         if self.intake.busy:
@@ -221,7 +219,6 @@ class LoadedEngine:
             self.intake.answer(question, size)
 
     def ids(self, message: protocol.Generate) -> list[int]:
-        """The ids of a request's prompt. Raises UsageError, TemplateError, ContextLengthError."""
         return self.intake.prompts.prompt(message).ids
 
     def _cancel(self, id_: int) -> None:
@@ -447,7 +444,6 @@ def _engine(loaded: Loaded) -> Engine:
 
 
 def _prefix_persister(loaded: Loaded, store: PrefixStore, send: Send) -> PrefixPersister | None:
-    """The prompts of the model on disk, None where none are kept."""
     s, directory = loaded.settings, default_directory()
     if not s.cache_disk or not loaded.prefix_key or s.rpc:
         return None
@@ -503,12 +499,10 @@ class EngineCore:
 
     @property
     def loaded(self) -> Loaded | None:
-        """The loaded models."""
         return self.loaded_engine.loaded if self.loaded_engine is not None else None
 
     @property
     def engine(self) -> Engine | None:
-        """The engine of what was loaded."""
         return self.loaded_engine.engine if self.loaded_engine is not None else None
 
     def handle(self, message: protocol.Message, size: int = 0) -> None:
@@ -540,7 +534,6 @@ class EngineCore:
             raise EngineError("no model is loaded")
 
     def run(self, posted: Callable[[], None]) -> None:
-        """Call a function that was posted."""
         with self._working():
             posted()
 

@@ -68,7 +68,6 @@ class IdleMeasurer:
         return self._more
 
     def apply(self) -> None:
-        """Set the engine's row limit and epsilon from the profile."""
         engine, slots = self._engine, len(self._engine.slots)
         engine.max_rows, engine.epsilon = self._loaded.profile.row_limit(slots)
 

@@ -69,7 +69,6 @@ class Prepared:
 
 
 def _breaking(params: SamplingParams) -> Sequence[str]:
-    """The sequence breakers that are used."""
     used = params.dry_multiplier and params.dry_penalty_last_n and "dry" in params.samplers
     return params.dry_sequence_breakers if used and not params.mirostat else ()
 
@@ -96,12 +95,10 @@ def limited(seconds: float | None, message: protocol.Generate) -> float:
 
 
 def choice_ids(message: protocol.Message) -> list[int]:
-    """The ids of the further answers that a message asks for."""
     return [choice.id for choice in message.choices] if isinstance(message, protocol.Generate) else []
 
 
 def refuse(send: Send, error: SpecllamaError, *ids: int | None) -> None:
-    """Send an error to the clients that wait for these ids."""
     for id_ in ids:
         send(protocol.Failed(error.to_dict(), id_))
 
@@ -275,7 +272,6 @@ class Preparer:
         return job is not None
 
     def release(self, job: Job) -> None:
-        """Forget a job that is done."""
         for id_ in list(job.open):
             self._by_id.pop(id_, None)
 
@@ -364,7 +360,6 @@ class RequestIntake:
 
     @property
     def hang(self) -> tuple[float, float] | None:
-        """See Preparer."""
         return self._preparer.hang or self._reader.hang
 
     def cancel(self, id_: int) -> None:

@@ -99,7 +99,6 @@ def facts(
 
 
 def model_info(path: str, header: Header, n_gpu_layers: int) -> ModelInfo:
-    """The description of a model, for the load message and `--json`."""
     name = header.name or os.path.basename(path)
     return ModelInfo(path, name, header.n_params, header.quant, n_gpu_layers)
 
@@ -117,7 +116,6 @@ def _placement_notes(loaded: Loaded) -> list[Note]:
 
 
 def _settings_notes(loaded: Loaded) -> list[Note]:
-    """Notes for the user about settings that have no effect, or not the expected one."""
     settings, model, context = loaded.settings, loaded.model, loaded.context
     notes = []
     if loaded.vision is not None:
@@ -174,7 +172,6 @@ def _settings_notes(loaded: Loaded) -> list[Note]:
 
 
 def inspect_build() -> BuildInfo:
-    """The version, features and devices of this build of llama.cpp."""
     return BuildInfo(**build_info(), features=features(system_info()), devices=device_infos())
 
 

@@ -174,7 +174,6 @@ def compile_kernels(send: Callable[[protocol.Message], None]) -> None:
 
 
 def _serve_rpc(message: Serve, pipes: _Pipes) -> NoReturn:
-    """Serve in this thread until the process ends."""
     from specllama.worker.rpc import serve
 
     serve(message, pipes.send)

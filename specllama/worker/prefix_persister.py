@@ -242,7 +242,6 @@ def _partial_key(name: str) -> tuple[int, str] | None:
 
 
 def partials_of(record: PrefixRecord, priority: float) -> list[PartialState]:
-    """The partial states of a record."""
     partials, before = list[PartialState](), 0
     parts = [(key, part) for name, part in record.parts.items() if (key := _partial_key(name)) is not None]
     for (n, kind), part in sorted(parts, key=lambda one: one[0][0]):

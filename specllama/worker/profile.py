@@ -117,7 +117,6 @@ class CostCurves:
         return self._curves[bucket]
 
     def put(self, n_ids: int, curve: CostCurve) -> None:
-        """Replace the curve for `n_ids` ids."""
         bucket = bucket_of(n_ids, self.config)
         self._used.add(bucket)
         self._curves[bucket] = curve
@@ -243,7 +242,6 @@ class ModelProfile:
         return not self._on_device or (self.change_seconds == 0 and self._fresh(CHANGE))
 
     def observe_change(self, seconds: float) -> None:
-        """Record what a change of the number of rows costs."""
         self._figures["change"], self._measured[CHANGE] = seconds, self._now()
         self._changed = True
 

@@ -136,7 +136,6 @@ def _n_ids(
 
 
 def _split(parts: Sequence[PromptPart], n_chars: int) -> tuple[list[PromptPart], list[PromptPart]]:
-    """The parts of the first characters, and those of the others."""
     before, after = list[PromptPart](), list[PromptPart]()
     for part in parts:
         n = max(0, min(len(part.text), n_chars))
@@ -352,11 +351,9 @@ class Prompts:
         return prompt_digest(text, (token_bytes(self._model, i) for i in ids))
 
     def _render(self, chat: protocol.ChatInput, messages: Sequence[Mapping[str, Any]]) -> list[PromptPart]:
-        """Messages through the template, with the variables and tools of a chat."""
         return self.calls.render(self.template, messages, chat.variables, chat.tools, chat.prefix_thought)
 
     def _continued(self, chat: protocol.ChatInput, parts: Sequence[PromptPart]) -> list[PromptPart]:
-        """A rendered chat with the beginning of its answer."""
         return self.calls.continued(self.template, parts, chat.prefix, chat.prefix_thought)
 
     def rendered(self, chat: protocol.ChatInput) -> list[PromptPart]:
@@ -521,7 +518,6 @@ def _detokenized(model: LlamaModel, question: protocol.Detokenize, prompts: Prom
 
 
 def _texts(text: str) -> Iterator[tuple[str, bool]]:
-    """The parts of a text, each with whether another one follows."""
     for begin in range(0, max(1, len(text)), _PART_CHARS):
         yield text[begin : begin + _PART_CHARS], begin + _PART_CHARS < len(text)
 

@@ -114,7 +114,6 @@ def open_listener(port: int) -> socket.socket | None:
 
 
 def clients(port: int) -> list[str]:
-    """The IPv4 addresses of the clients connected to a listening port."""
     return [peer[0] for _, own, peer in _all() if peer is not None and own[1] == port]
 
 
@@ -242,7 +241,6 @@ def _stdout() -> int:
 
 
 def _announce(port: int, serving: Serving, send: Send) -> None:
-    """Send Serving once the server listens."""
     while (listener := open_listener(port)) is None:
         time.sleep(_POLL_SECONDS)
     with listener:

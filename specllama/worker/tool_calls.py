@@ -55,7 +55,6 @@ class ToolCalls:
 
     @functools.cached_property
     def abilities(self) -> Abilities:
-        """The abilities of the template."""
         template = self._template
         if template is None:
             return Abilities(False, False, False)
@@ -170,7 +169,6 @@ class ToolCalls:
 
     @property
     def headers(self) -> Headers | None:
-        """The headers in the output of a chat."""
         if self._channels.headers is None:
             return None
         begins, ends = self._channels.headers

@@ -13,7 +13,6 @@ from specllama.server.models import ListedModel, listed
 
 
 async def models(api: ApiRequest) -> Response:
-    """The models on disk."""
     entries = [await _entry(api, one) for one in await api.models.listed() if one.on_disk]
     return JSONResponse({"object": "list", "data": entries})
 

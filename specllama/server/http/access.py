@@ -188,7 +188,6 @@ def _digest(key: bytes) -> bytes:
 
 
 def _hostname(host: str) -> str:
-    """The name in a Host header, without port and brackets."""
     try:
         return (urlsplit(f"//{host}").hostname or "").rstrip(".")
     except ValueError:

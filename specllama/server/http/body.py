@@ -245,17 +245,14 @@ class IdleTimer:
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self) -> None:
-        """Start the timer, or restart it."""
         self._since = self._loop.time()
         if self._timer is None:
             self._timer = self._loop.call_later(self._seconds, self._check)
 
     def end(self) -> None:
-        """Stop the timer: the operation has ended."""
         self._since = None
 
     def close(self) -> None:
-        """Cancel the timer for good."""
         self._since = None
         if self._timer is not None:
             self._timer.cancel()

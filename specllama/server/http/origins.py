@@ -39,7 +39,6 @@ class Origins:
         self._patterns = [_parsed(p) for p in patterns if p.strip() not in ("*", "null")]
 
     def __contains__(self, origin: str) -> bool:
-        """origin: the value of a request's header."""
         origin = origin.strip().rstrip("/").lower()
         if self._all or origin == "null":
             return self._all or self._null
@@ -76,7 +75,6 @@ def _fits(pattern: tuple[tuple[str, ...], str, str], scheme: str, host: str, por
 
 
 def _ascii(host: str) -> str:
-    """A host name as browsers send it."""
     try:
         return host if host.isascii() else host.encode("idna").decode()
     except UnicodeError:

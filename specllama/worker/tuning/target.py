@@ -259,7 +259,6 @@ def points(times: Mapping[int, Sequence[float]]) -> list[tune_messages.TimedWidt
 
 
 def repeated(ids: Sequence[int], n: int) -> list[int]:
-    """The ids repeated to a length of n."""
     return list(islice(cycle(ids), n))
 
 

@@ -89,7 +89,6 @@ class Tuner:
         return False
 
     def _all(self) -> Generator[None, None, None]:
-        """All of tuning, in steps."""
         run, order = self._run, self.order
         empty(self._context, self._slot)
         texts, too_long = [], dict[str, str]()
@@ -151,7 +150,6 @@ class Tuner:
                 yield text
 
     def _position(self, ids: Sequence[int], n: int) -> TimingPosition:
-        """A position after n of these ids, which are repeated."""
         changing = bool(self._loaded.profile.change_seconds)
         return TimingPosition(self._context, repeated(ids, n), running_time, changing)
 

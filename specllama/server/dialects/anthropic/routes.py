@@ -23,7 +23,6 @@ _TYPES = ERROR_TYPES | {503: "overloaded_error"}
 
 
 def error_body(error: SpecllamaError, request_id: str) -> JsonObject:
-    """See ErrorBody."""
     status = error.http_status
     kind = _TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
     shown: JsonObject = {"type": kind, "message": _message(error)}
@@ -141,7 +140,6 @@ class MessageWriter(AnswerWriter):
         return self._end(self.fold.choices[event.index])
 
     def _end(self, choice: events.AccumulatedChoice) -> list[JsonObject]:
-        """The last events."""
         closing = self._closing()
         if not self._spoke:
             closing += [self._opening({"type": "text", "text": ""}), *self._closing()]
@@ -169,7 +167,6 @@ class MessageWriter(AnswerWriter):
         return {"type": "content_block_delta", "index": self._n_blocks - 1, "delta": delta}
 
     def _closing(self) -> list[JsonObject]:
-        """The end of the open block, if any."""
         was, self._open = self._open, ""
         if not was:
             return []

@@ -252,7 +252,6 @@ class NativeRequest(SamplingFields):
     _images: Sequence[protocol.Image] = PrivateAttr(())
 
     def shows(self, field: str) -> bool:
-        """Whether the answer includes this field."""
         return not self.response_fields or field in self.response_fields
 
     def engine_fields(self) -> JsonObject:
@@ -260,7 +259,6 @@ class NativeRequest(SamplingFields):
         return {**super().engine_fields(), **shows}
 
     def native_options(self, model_facts: Callable[[], tuple[Sequence[int], Sequence[str]]]) -> NativeOptions:
-        """The form of the answer in this API."""
         several = len(self._prompts()) * self.n_cmpl > 1
         shown = self.stream, self.post_sampling_probs, self.return_tokens, several
         return NativeOptions(*shown, self.response_fields or (), model_facts)

@@ -255,7 +255,6 @@ def is_file_name(name: str) -> bool:
 
 
 def _slot(text: str) -> int:
-    """Raises UsageError."""
     number = _NUMBER.match(text)
     if not number or not -(2**31) <= int(number[1]) < 2**31:
         raise UsageError("Invalid slot ID")

@@ -81,7 +81,6 @@ class OllamaOptions(ParameterReader):
         return supported(cls.prepared(data), cls.model_fields, "options.")
 
     def sampling(self, **more: Any) -> JsonObject:
-        """The sampling parameters that are set. more: from other fields. Raises FieldError."""
         limit = first(self.num_predict, self.max_tokens, self.n_predict)
         return super().sampling(max_tokens=UNTIL_STOP if limit is not None and limit <= 0 else limit, **more)
 
@@ -177,7 +176,6 @@ class OllamaGenerateRequest(OllamaRequest):
         raise FieldError(message, "images")
 
     def model_post_init(self, context: Any) -> None:
-        """Raises FieldError."""
         super().model_post_init(context)
         self.check()
         self._sent_images = [image_of_field(image, "images") for image in self.images]

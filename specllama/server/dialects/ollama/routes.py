@@ -106,7 +106,6 @@ class OllamaWriter(AnswerWriter):
         return {**head, "message": message, "done": False}
 
     def _ended(self, chunk: JsonObject, choice: events.AccumulatedChoice) -> JsonObject:
-        """The chunk with end reason, numbers of tokens, times and figures."""
         assert choice.end is not None
         stats = choice.end.stats
         chunk["done"] = True
@@ -132,7 +131,6 @@ def _call(index: int, call: events.AccumulatedCall) -> JsonObject:
 
 
 def _with_logprobs(chunk: JsonObject, positions: Sequence[PositionLogprobs]) -> JsonObject:
-    """The chunk, with the logprobs if there are any."""
     if positions:
         chunk["logprobs"] = described(positions)
     return chunk
@@ -146,7 +144,6 @@ async def version(_api: ApiRequest) -> Response:
 
 
 async def tags(api: ApiRequest) -> Response:
-    """The models on disk."""
     entries = []
     for one in await api.models.listed():
         if one.on_disk:
@@ -337,7 +334,6 @@ def capabilities(info: LoadInfo | ModelDetails) -> list[str]:
 
 
 def details(facts: LoadInfo | ModelDetails | None) -> JsonObject:
-    """Short description of a model, loaded or not."""
     family, params, quant = _facts(facts)
     return {
         "parent_model": "",

@@ -112,7 +112,6 @@ class OpenAIWriter(AnswerWriter):
         return {**self._head(self.chunk_object), "choices": choices, **fields}
 
     def _fields(self, event: events.Event | None) -> JsonObject:
-        """Optional fields of a chunk, as requested."""
         fields: JsonObject = {}
         if self.options.usage_chunk:
             fields["usage"] = None
@@ -299,7 +298,6 @@ class CompletionWriter(OpenAIWriter):
         return []
 
     def _shown_logprobs(self, index: int, positions: Sequence[PositionLogprobs]) -> JsonObject | None:
-        """Logprobs of the next tokens of a choice."""
         if not positions:
             return None
         offset = self._offsets.get(index, 0)
@@ -359,7 +357,6 @@ class CompletionRequest(SamplingFields):
         return {**super().engine_fields(), "show_prompt": bool(self.verbose)}
 
     def _input(self, prompt: str | list[int]) -> protocol.PromptInput:
-        """One prompt. Raises FieldError."""
         if isinstance(prompt, list):
             if self.suffix:
                 raise FieldError("suffix: the prompt must then be text, not ids", "suffix")

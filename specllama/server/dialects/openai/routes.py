@@ -75,7 +75,6 @@ class NotStoredError(UsageError):
 
 
 async def stored(api: ApiRequest) -> Response:
-    """Raises NotStoredError."""
     id_ = str(api.path_params["name"])[:80]
     raise NotStoredError(
         f"there is no response {id_!r}: responses are not stored here, they are only sent to whoever asks"

@@ -264,7 +264,6 @@ class ApiRequest:
         self._say(f"{self.id} {text}")
 
     def log_prompt(self, prompt: Any) -> None:
-        """Log a prompt if the settings ask for it."""
         if self.settings.log_prompts:
             self.say(f"prompt {json.dumps(prompt, default=vars)}")
 
@@ -367,7 +366,6 @@ class ApiRequest:
 
     @property
     def disk_scope(self) -> str:
-        """See protocol.Generate."""
         return self._shared.scopes.of(self.owner)
 
 

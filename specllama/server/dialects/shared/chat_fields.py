@@ -76,7 +76,6 @@ class ThinkingFields(NestedFields):
 
     @property
     def shown_reasoning(self) -> ReasoningFormat:
-        """The format of the reasoning in the answer."""
         return self.reasoning_format or "auto"
 
     @field_validator("think")
@@ -251,30 +250,24 @@ class ConversationFields(ThinkingFields, ToolFields):
 
     @property
     def turns(self) -> ReadConversation:
-        """The conversation."""
         return self._turns
 
     @property
     def given_images(self) -> Sequence[GivenImage]:
-        """See HasImages."""
         return self._turns.images
 
     def place_images(self, texts: Mapping[int, str], images: Sequence[protocol.Image]) -> None:
-        """See HasImages."""
         self._turns, self._images = self._turns.placed(texts), images
 
     def refuse_images(self, how: str) -> None:
-        """See HasImages."""
         self._turns = self._turns.without_images(how)
 
     @property
     def logged(self) -> Any:
-        """The prompts for the log."""
         return self._turns.messages
 
     @property
     def has_tools(self) -> bool:
-        """Whether the model may call tools."""
         return self.request_tools.allowed is not None
 
     def chat_input(self, server: Mapping[str, Any]) -> protocol.ChatInput:
@@ -287,7 +280,6 @@ class ConversationFields(ThinkingFields, ToolFields):
         )
 
     def prompts(self, server: Mapping[str, Any]) -> Sequence[protocol.PromptInput]:
-        """See GenerationFields."""
         return [self.chat_input(server)]
 
 
@@ -306,7 +298,6 @@ class TemplateInput(ConversationFields):
 
     @property
     def _continues(self) -> bool:
-        """Whether the answer continues the last message."""
         return self.messages[-1].role == "assistant" and self.continue_final_message is not False
 
     def _check_continuation(self) -> None:

@@ -110,7 +110,6 @@ class ContentPart(ImageFields):
 
     @property
     def thought(self) -> str:
-        """The reasoning in the part."""
         return joined(self.thinking) or self.reasoning or self.text
 
     @property
@@ -151,13 +150,11 @@ class ReadContent:
     images: list[GivenImage] = field(default_factory=list)
 
     def add(self, image: GivenImage) -> None:
-        """Add an image after the texts so far."""
         self.texts.append(image.mark)
         self.images.append(image)
 
     @property
     def lines(self) -> str:
-        """The texts joined by line breaks."""
         return "\n".join(self.texts)
 
     @property
@@ -166,7 +163,6 @@ class ReadContent:
         return "".join(self.texts)
 
     def with_more(self, other: ReadContent) -> ReadContent:
-        """This content followed by another."""
         return ReadContent(
             self.texts + other.texts,
             self.thoughts + other.thoughts,
@@ -249,13 +245,11 @@ def read_part(part: ContentPart, path: str, content: ReadContent, known: str = "
 
 
 def unknown_type(kind: str, path: str, known: str = "") -> FieldError:
-    """The error for a part of a type that is not allowed there."""
     types = ", ".join(filter(None, ("text", "input_text", "output_text", "refusal", "thinking", known)))
     return FieldError(f"{path}.type must be one of {types}, not {kind[:80]!r}", f"{path}.type")
 
 
 def joined(given: str | HasText | Iterable[HasText] | None) -> str:
-    """The text of a content in any of its forms."""
     if given is None or isinstance(given, str):
         return given or ""
     return given.text if isinstance(given, Body) else "".join(part.text for part in given)
@@ -313,7 +307,6 @@ class EarlierCalls:
         self._turn += 1
 
     def add(self, id_: str | None, name: str) -> str:
-        """Add a call; returns its id."""
         call_id = self._new_id(id_)
         if self._turns.get(call_id) != self._turn:
             self._by_id[call_id].clear()
@@ -459,7 +452,6 @@ class ConversationReader:
 
     @property
     def n_messages(self) -> int:
-        """Messages so far."""
         return len(self._messages)
 
     def say(

@@ -39,7 +39,6 @@ class EmbeddingsRequest(RequestBody):
     embd_normalize: Annotated[int, Field(ge=-1, le=1000)] = 2
 
     def texts(self) -> list[str | list[int]]:
-        """Raises FieldError."""
         return texts_of(self.input if self.input is not None else self.content, "input")
 
 
@@ -123,7 +122,6 @@ class RerankRequest(RequestBody):
         return self
 
     def compared(self) -> list[str]:
-        """The texts of the documents."""
         given = self.documents if self.documents is not None else self.texts or []
         return [one.text if isinstance(one, RankedDocument) else one for one in given]
 

@@ -308,7 +308,6 @@ def _field_error(error: ValidationError) -> FieldError:
 
 
 def _rephrased(message: str) -> str:
-    """Rephrases a message of pydantic."""
     text = message.removeprefix("Value error, ").replace(" after validation", "")
     if "unicode" in text:
         return "must be valid Unicode"

@@ -315,7 +315,6 @@ class ParameterReader(ParameterFields):
         return None
 
     def restricting_parameters(self) -> list[Restriction]:
-        """The parameters that restrict the text."""
         values = ((name, getattr(self, name)) for name in ("json_schema", "grammar"))
         return [Restriction(name, {name: value}) for name, value in values if value is not None]
 
@@ -426,15 +425,12 @@ class GenerationFields(StructuredFields, LogprobFields):
 
     @property
     def given_images(self) -> Sequence[GivenImage]:
-        """See HasImages."""
         return ()
 
     def place_images(self, texts: Mapping[int, str], images: Sequence[protocol.Image]) -> None:
-        """See HasImages."""
         raise NotImplementedError
 
     def refuse_images(self, how: str) -> None:
-        """See HasImages."""
         raise NotImplementedError
 
     @property
@@ -575,5 +571,4 @@ def _biases(given: dict[str, float] | list[list[Any]], path: str) -> dict[Any, f
 
 
 def _is_text(token: int | str) -> bool:
-    """Whether a key of logit_bias is a text, not an id."""
     return isinstance(token, str) and not (token.isascii() and token.removeprefix("-").isdigit())

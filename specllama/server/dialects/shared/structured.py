@@ -33,7 +33,6 @@ class Restriction:
 
     @classmethod
     def of(cls, path: str, schema: Mapping[str, Any], strict: bool | None = False) -> Self:
-        """The restriction by a schema."""
         return cls(path, {"json_schema": schema}, bool(strict))
 
     @property
@@ -111,7 +110,6 @@ class ResponseFormat(Body):
 
     @property
     def _schemas(self) -> list[tuple[str, JsonObject]]:
-        """The schemas with their fields."""
         inner = self.json_schema
         nested = inner.schema_ if inner else None
         fields = {".json_schema.schema": nested, ".schema": self.schema_, ".value": self.value}
@@ -270,11 +268,9 @@ class StructuredFields(FormFields):
         )
 
     def _parameters(self) -> list[Restriction]:
-        """Sampling parameters that restrict the text."""
         return []
 
     def _structures(self) -> list[Restriction]:
-        """Restrictions by vLLM's fields. Raises FieldError."""
         restrictions = [
             Restriction(field, _KINDS[kind](field, value))
             for field, kind, value in self._given()
@@ -307,14 +303,12 @@ def _schema(field: str, value: str | JsonObject) -> JsonObject:
 
 
 def _regex(text: str) -> str:
-    """A regular expression of a Lark grammar."""
     escaped = re.sub(r"(\\.)|/", lambda m: m[1] or r"\/", text, flags=re.DOTALL)
     escaped = escaped.replace("\n", r"\n").replace("\r", r"\r").replace(_DOUBLE, r":\x3a=")
     return f"/{escaped}/"
 
 
 def _literal(text: str) -> str:
-    """A text in a Lark grammar."""
     return json.dumps(text, ensure_ascii=False).replace(_DOUBLE, r":\u003a=")
 
 

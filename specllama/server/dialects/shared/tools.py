@@ -47,12 +47,10 @@ class FunctionDefinition(Body):
 
     @property
     def schema_field(self) -> str:
-        """The name of the field with the schema."""
         return "input_schema" if self.parameters is None and self.input_schema is not None else "parameters"
 
     @property
     def arguments(self) -> JsonObject | None:
-        """The schema of its arguments."""
         schema: JsonObject | None = getattr(self, self.schema_field)
         return schema
 
@@ -83,7 +81,6 @@ class NamespaceEntry(FunctionDefinition):
 
     @property
     def definition(self) -> FunctionDefinition:
-        """The function."""
         return self.function or self
 
 
@@ -109,7 +106,6 @@ class NamedTool(FunctionName):
 
     @property
     def named(self) -> str | None:
-        """Its name, None without one."""
         return next((one.name for one in (self.function, self.custom, self) if one and one.name), None)
 
 
@@ -175,7 +171,6 @@ class ToolFields(RequestBody):
 
     @property
     def request_tools(self) -> RequestTools:
-        """The tools of the request."""
         return self._request_tools
 
     @property
@@ -204,7 +199,6 @@ class _ToolReader:
         self._at_top = set[str]()  # names of functions in no namespace
 
     def add(self, tool: ToolDefinition, path: str) -> None:
-        """Add a tool of the request. path: its field. Raises FieldError."""
         if tool.type != "namespace":
             self._add(tool, None, path)
             return
@@ -267,7 +261,6 @@ class _ToolReader:
 
     @property
     def _shown(self) -> str:
-        """The names of the first tools."""
         return ", ".join([*self._tools][:_SHOWN] + ["…"] * (len(self._tools) > _SHOWN))
 
     def _chosen(self, choice: str | ChosenTools | None) -> tuple[Choice, Sequence[str], bool]:
@@ -309,7 +302,6 @@ class _ToolReader:
         return ("none" if self._tools else "auto"), ()
 
     def _of(self, tool: NamedTool, path: str) -> Iterator[str]:
-        """The flat names of an entry of allowed tools."""
         if tool.type == "namespace":
             yield from (one for one, (name, _) in self._result.names.items() if name == tool.name)
         elif tool.type in _FUNCTIONS:

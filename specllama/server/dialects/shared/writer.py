@@ -123,7 +123,6 @@ class AnswerWriter(ABC):
         return self.encoded(self.error_body(error))
 
     def error_body(self, error: errors.SpecllamaError) -> JsonObject:
-        """An error in the API's form."""
         return error_body(error)
 
     def end(self) -> bytes:
@@ -134,7 +133,6 @@ class AnswerWriter(ABC):
         """Called once after the answer, also if the client disconnects before its end."""
 
     def figures(self) -> JsonObject:
-        """The figures for the last chunk or the whole answer."""
         return figures(self.fold, self.options.speculate, self.options.ignored)
 
 

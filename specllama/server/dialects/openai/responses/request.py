@@ -152,7 +152,6 @@ class _ItemReader:
         self._calls: list[GivenCall] = []
 
     def add(self, item: InputItem, path: str) -> None:
-        """Add an item. path: its field. Raises FieldError."""
         read_item = _READERS.get(item.kind)
         if read_item is None:
             self.conversation.leave_out(item.kind, item.id, item.call_id)
@@ -160,7 +159,6 @@ class _ItemReader:
             read_item(self, item, path)
 
     def end_turn(self) -> None:
-        """Add the answer so far."""
         texts, thoughts, calls = self._texts, self._thoughts, self._calls
         self._texts, self._thoughts, self._calls = [], [], []
         if texts or thoughts or calls:
@@ -200,7 +198,6 @@ class _ItemReader:
         self._call(item.call_id, name, {"input": item.input}, path)
 
     def action_call(self, item: InputItem, path: str) -> None:
-        """A call of a tool named by the type of the item."""
         name = item.kind.removesuffix("_call")
         self._call(item.call_id or item.id, name, item.action or item.operation or {}, path)
 
@@ -265,7 +262,6 @@ def _read_output(part: OutputPart, path: str, content: ReadContent) -> None:
 
 
 def _error(given: str | Mapping[str, Any] | None) -> str:
-    """The text of an error in a provider's form."""
     text = given.get("message") if isinstance(given, Mapping) else given
     return f"Error: {text}" if isinstance(text, str) and text else ""
 
@@ -308,7 +304,6 @@ def _function(tool: NamespaceEntry) -> JsonObject:
 
 
 def echoed_choice(choice: str | ChosenTools | None, tools: RequestTools) -> str | JsonObject:
-    """The choice in this API's form."""
     allowed = tools.allowed
     if isinstance(choice, ChosenTools) and choice.type == "allowed_tools":
         listed = [_named(one) for one in choice.allowed.tools or ()]

@@ -35,7 +35,6 @@ class OutputItems:
         self._key, self._names = key, names
 
     def of(self, choice: events.AccumulatedChoice) -> list[JsonObject]:
-        """All items so far."""
         entries = entries_of(choice)
         return [self.item(entry, i, status_of(choice, entries, i)) for i, entry in enumerate(entries)]
 
@@ -89,12 +88,10 @@ def status_of(choice: events.AccumulatedChoice, entries: Sequence[OutputEntry], 
 
 
 def text_part(text: str, logprobs: Sequence[PositionLogprobs] = ()) -> JsonObject:
-    """The content of a message."""
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": described(logprobs)}
 
 
 def reasoning_part(text: str) -> JsonObject:
-    """The content of a reasoning item."""
     return {"type": "reasoning_text", "text": text}
 
 
@@ -144,7 +141,6 @@ class ResponsesWriter(AnswerWriter):
         return self._final()
 
     def close(self) -> None:
-        """Pass on the items so far."""
         if self.fold.choices:
             self._keep(self._items.of(self.fold.choices[0]))
 
@@ -228,7 +224,6 @@ class ResponsesWriter(AnswerWriter):
         return parts
 
     def _close(self) -> list[JsonObject]:
-        """Events that close the open item, if any."""
         if not self._open:
             return []
         self._open, i = "", self._index
@@ -268,7 +263,6 @@ class ResponsesWriter(AnswerWriter):
         return self._event(f"response.{kind}.delta", data)
 
     def _trace(self, event: events.Event) -> JsonObject | None:
-        """The trace of an event, None or empty without one."""
         return trace_of(event) if self.options.trace else None
 
     def _event(self, kind: str, data: JsonObject) -> JsonObject:
@@ -276,7 +270,6 @@ class ResponsesWriter(AnswerWriter):
         return {"type": kind, "sequence_number": self._n_events - 1, **data}
 
     def _final(self) -> JsonObject:
-        """The whole response, after its end."""
         self.close()
         choice = self.fold.choices[0]
         complete = choice.end is not None and choice.end.reason == "stop"
