@@ -25,13 +25,12 @@ from specllama.client.model_info import LoadInfo
 from specllama.errors import EngineDiedError
 from specllama.models.resolve import Library
 from specllama.server.app import ERRORS, build
-from specllama.server.embedding import MAX_OPEN
 from specllama.server.http.access import unexpected
 from specllama.server.http.connection import limited
 from specllama.server.listening import listening, notify
 from specllama.server.models import ModelPool
 from specllama.server.running import recorded
-from specllama.server.service import SHUTTING_DOWN
+from specllama.server.service import MAX_VECTORS, SHUTTING_DOWN
 from specllama.server.settings import ServerSettings
 from specllama.server.supervisor import Say, Supervisor
 
@@ -157,7 +156,7 @@ def _complaint(context: Mapping[str, Any]) -> str:
 
 def _config(models: ModelPool, say: Say) -> uvicorn.Config:
     settings = models.settings
-    n_more = MAX_OPEN if models.embedder is not None else 0
+    n_more = MAX_VECTORS if models.embedder is not None else 0
     return uvicorn.Config(
         build(models, say),
         http=limited(settings.client_seconds, settings.load.n_slots + settings.queue + n_more, ERRORS),

@@ -14,7 +14,6 @@ from specllama.errors import IntegrityError, NotFoundError, SpecllamaError, Usag
 from specllama.models import catalogue
 from specllama.models.quants import FILE_SHARE
 from specllama.models.resolve import Library
-from specllama.server.embedding import EmbeddingQueue, makes_vectors, writes_texts
 from specllama.server.loader import Loaded, ModelLoader
 from specllama.server.memory import MemoryLedger
 from specllama.server.metrics import HttpMetrics, MetricsByOwner, exposition
@@ -88,7 +87,6 @@ class ModelPool:
         self.default = self._serve(catalogue.of_file(settings.load.target.path), settings.shown_names)
         self.default.supervisor.settings = settings.load
         self.default.lease.state = "loading"
-        self.embedding_queue = EmbeddingQueue(self.admission)
         self.embedder = self.default if self.default.embeds else None
         if settings.embedder is not None:
             self.embedder = self._serve(
@@ -165,16 +163,17 @@ class ModelPool:
         that of a model that writes texts. Raises UsageError for that, and on a server without an embedding
         model; NotFoundError for an unknown name where the settings forbid these.
         """
-        embedder = self.embedder
-        if name is not None and not (embedder is not None and self._is_free(name)):
+        embedder, service = self.embedder, self.current
+        if embedder is not None and (name is None or self._is_free(name)):
+            return embedder
+        if name is not None:
             service = self.service(name)
-            if not service.embeds:
-                await self.check_kind(service)
-                raise writes_texts(service.name, embedder.name if embedder is not None else "")
-            return service
-        if embedder is None:
-            raise writes_texts(self.current.name, "")
-        return embedder
+            if service.embeds:
+                return service
+            await self.check_kind(service)
+        other = "start specllama serve with --embeddings MODEL"
+        how = other if embedder is None else f"ask for {embedder.name}"
+        raise UsageError(f"{service.name} writes texts, and makes no vectors: {how}")
 
     def _is_free(self, name: str) -> bool:
         """Whether a name is of no model, and may be one of the embedding model."""
@@ -186,7 +185,9 @@ class ModelPool:
     async def check_writes(self, service: Service) -> None:
         """Raises UsageError for a model that makes vectors."""
         if service.embeds:
-            raise makes_vectors(service.name, "" if self.default.embeds else self.default.name)
+            other = "start specllama serve with -m MODEL"
+            how = other if self.default.embeds else f"ask for {self.default.name}"
+            raise UsageError(f"{service.name} makes vectors, and writes no texts: {how}")
         await self.check_kind(service)
 
     async def check_kind(self, service: Service) -> None:

@@ -9,14 +9,14 @@ import asyncio
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
 
 from specllama.client import protocol
 from specllama.client.loop_client import LoopClient
-from specllama.errors import BusyError, ContextLengthError, ResourceError, SpecllamaError
+from specllama.errors import BusyError, ContextLengthError, DeadlineError, ResourceError, SpecllamaError
 from specllama.models.catalogue import CatalogueModel
 from specllama.prefix_disk.directory import StateDirectory, default_directory
 from specllama.prefix_disk.scopes import OPEN, SHARED, scope_of
@@ -32,6 +32,7 @@ from specllama.wording import counted
 
 SHUTTING_DOWN = "the server is shutting down"
 MAX_HELD = 64 * 1024 * 1024  # bytes of all requests that wait for their models
+MAX_VECTORS = 512  # requests for vectors that run or wait
 RESERVED = 4  # the last 1/4 of the queue is kept for owners that have nothing waiting
 
 
@@ -77,8 +78,8 @@ class QueueLimit:
 
 class Admission:
     """The open requests of a server, for all its models. vectors: those for vectors and scores, which have a
-    queue of their own. draining: refuses new requests. on_drain: called by `drain`, and while draining
-    whenever a request has ended.
+    queue of their own: clients send each piece of a document at once. draining: refuses new requests.
+    on_drain: called by `drain`, and while draining whenever a request has ended.
     """
 
     def __init__(self, limit: QueueLimit) -> None:
@@ -125,6 +126,60 @@ class Admission:
     def drain(self) -> None:
         self.draining = True
         self.on_drain()
+
+    @contextlib.contextmanager
+    def _place(self) -> Iterator[asyncio.Future[None]]:
+        """A place for a request for vectors; the future fails where the server ends before it."""
+        if self.draining:
+            raise ResourceError(SHUTTING_DOWN, "ask again when it is back")
+        if len(self.vectors) >= MAX_VECTORS:
+            busy = f"{MAX_VECTORS} requests for vectors wait, and no more can"
+            raise BusyError(busy, "ask again later", {"retry_after": 1})
+        ended = asyncio.get_running_loop().create_future()
+        self.vectors.add(ended)
+        try:
+            yield ended
+        finally:
+            ended.cancel()
+            self.vectors.discard(ended)
+            if self.draining:
+                self.on_drain()
+
+    async def embed(
+        self,
+        supervisor: Supervisor,
+        order: protocol.Embed,
+        gone: Callable[[], Awaitable[object]],
+        seconds: float,
+    ) -> list[protocol.TextVectors] | None:
+        """What a model makes of the texts of an order, in their order; loads the model. None if the client is
+        gone before. gone: returns then. seconds: limit, 0 for none. Raises BusyError without a place,
+        DeadlineError, what protocol.Embed raises, errors of the load, and EngineDiedError where the server
+        ends before.
+        """
+        items: list[protocol.TextVectors] = []
+        with self._place() as ended:
+            asked = supervisor.collect(
+                lambda id_: replace(order, id=id_), protocol.Embedded, lambda part: items.extend(part.items)
+            )
+            work = asyncio.ensure_future(asked)
+            leaving = asyncio.ensure_future(gone())
+            try:
+                async with asyncio.timeout(seconds or None):
+                    await asyncio.wait((work, leaving, ended), return_when=asyncio.FIRST_COMPLETED)
+                if ended.done():
+                    ended.result()
+                if not work.done():
+                    return None
+                work.result()
+                return sorted(items)
+            except TimeoutError:
+                limit = f"the request took longer than {seconds:.0f} s, which is its limit"
+                raise DeadlineError(limit) from None
+            finally:
+                for task in (work, leaving):
+                    task.cancel()
+                await asyncio.gather(work, leaving, return_exceptions=True)
 
     def end_all(self, error: SpecllamaError) -> None:
         for request in list(self.requests):

@@ -10,15 +10,14 @@ import pytest
 
 from specllama.client import protocol
 from specllama.errors import BusyError, DeadlineError, EngineDiedError, ResourceError, UsageError
-from specllama.server.embedding import MAX_OPEN, EmbeddingQueue
-from specllama.server.service import Admission, QueueLimit
+from specllama.server.service import MAX_VECTORS, Admission, QueueLimit
 
 
 class Engine:
-    """Stands for a Service and its supervisor. ended: whether the question was ended early."""
+    """Stands for a Supervisor. ended: whether the question was ended early."""
 
     def __init__(self, items: list[protocol.TextVectors] | None, error: Exception | None = None) -> None:
-        self.supervisor, self.items, self.error = self, items, error
+        self.items, self.error = items, error
         self.ended = False
 
     async def collect(self, asked: Callable[[int], Any], _kind: Any, take: Callable[[Any], None]) -> None:
@@ -46,18 +45,18 @@ ORDER = protocol.Embed(0, ["a", "b"])
 ITEMS = [protocol.TextVectors(1, 2, ["x"]), protocol.TextVectors(0, 2, ["y"])]
 
 
-def queue_of() -> EmbeddingQueue:
-    return EmbeddingQueue(Admission(QueueLimit(1, 1)))
+def queue_of() -> Admission:
+    return Admission(QueueLimit(1, 1))
 
 
-def ask(engine: Engine, gone: Any = never, seconds: float = 0.0, queue: EmbeddingQueue | None = None) -> Any:
-    made = (queue or queue_of()).answer(engine, ORDER, gone, seconds)  # type: ignore[arg-type]
+def ask(engine: Engine, gone: Any = never, seconds: float = 0.0, queue: Admission | None = None) -> Any:
+    made = (queue or queue_of()).embed(engine, ORDER, gone, seconds)  # type: ignore[arg-type]
     return asyncio.run(made)
 
 
 def test_vectors_come_in_the_order_of_the_texts() -> None:
     admission = Admission(QueueLimit(1, 1))
-    assert ask(Engine(ITEMS), queue=EmbeddingQueue(admission)) == [ITEMS[1], ITEMS[0]]
+    assert ask(Engine(ITEMS), queue=admission) == [ITEMS[1], ITEMS[0]]
     assert not admission.vectors
 
 
@@ -81,25 +80,25 @@ def test_errors_of_the_engine_are_raised() -> None:
 
 def test_places_are_limited() -> None:
     full = Admission(QueueLimit(1, 1))
-    full.vectors = dict.fromkeys(range(MAX_OPEN))  # type: ignore[assignment]
+    full.vectors = dict.fromkeys(range(MAX_VECTORS))  # type: ignore[assignment]
     with pytest.raises(BusyError) as raised:
-        ask(Engine(ITEMS), queue=EmbeddingQueue(full))
+        ask(Engine(ITEMS), queue=full)
     assert raised.value.details["retry_after"] == 1
     draining = Admission(QueueLimit(1, 1))
     draining.draining = True
     with pytest.raises(ResourceError, match="shutting down"):
-        ask(Engine(ITEMS), queue=EmbeddingQueue(draining))
+        ask(Engine(ITEMS), queue=draining)
 
 
 def test_a_drain_waits_for_vectors() -> None:
     """It is said when the last request has ended."""
     admission, open_at = Admission(QueueLimit(1, 1)), list[int]()
     admission.on_drain = lambda: open_at.append(len(admission.vectors))
-    queue, left = EmbeddingQueue(admission), asyncio.Event()
+    left = asyncio.Event()
 
     async def drained() -> None:
         first, second = (
-            asyncio.ensure_future(queue.answer(Engine(None), ORDER, gone, 0.0))  # type: ignore[arg-type]
+            asyncio.ensure_future(admission.embed(Engine(None), ORDER, gone, 0.0))  # type: ignore[arg-type]
             for gone in (left.wait, never)
         )
         while len(admission.vectors) < 2:
@@ -119,7 +118,7 @@ def test_a_server_that_ends_fails_what_is_left() -> None:
 
     async def ended() -> None:
         left = asyncio.ensure_future(
-            EmbeddingQueue(admission).answer(engine, ORDER, never, 0.0)  # type: ignore[arg-type]
+            admission.embed(engine, ORDER, never, 0.0)  # type: ignore[arg-type]
         )
         while not admission.vectors:
             await asyncio.sleep(0)

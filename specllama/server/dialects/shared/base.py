@@ -303,15 +303,15 @@ class ApiRequest:
     async def embed(self, model: str | None, order: protocol.Embed) -> list[protocol.TextVectors]:
         """What the embedding model makes of the texts of an order, in their order; without any the model is
         loaded. model: as in `check_model`. Raises UsageError for a model that writes texts, what
-        EmbeddingQueue raises, ClientGoneError.
+        Admission.embed raises, ClientGoneError.
         """
         self._service = await self.models.embedder_of(model or self.query_params.get("model") or None)
         self.log_prompt(order.texts)
         if not order.texts:
             await self.load_model()
             return []
-        queue, seconds = self.models.embedding_queue, self.settings.seconds
-        made = await queue.answer(self._service, order, partial(disconnected, self._http.receive), seconds)
+        gone, seconds = partial(disconnected, self._http.receive), self.settings.seconds
+        made = await self.models.admission.embed(self._service.supervisor, order, gone, seconds)
         if made is None:
             raise ClientGoneError
         for metrics in self._service.metrics.counting(self.owner):
