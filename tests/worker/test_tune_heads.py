@@ -16,7 +16,6 @@ from specllama.drafters import HEAD, MODEL
 from specllama.worker.draft import LoadedHead
 from specllama.worker.profile import ModelProfile
 from specllama.worker.tuning import drafts as tuning_drafts
-from specllama.worker.tuning import prompts as tuning_prompts
 from specllama.worker.tuning import tuner
 from tests.support import tinygguf, tinyheads, tinymtp
 from tests.support.front import Front
@@ -36,7 +35,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     for module, name in ((tuner, "CURVE_SECONDS"), (tuner, "THREAD_SECONDS"), (tuner, "_PROGRESS_SECONDS")):
         monkeypatch.setattr(module, name, 0.0)
     monkeypatch.setattr(tuning_drafts, "STEP_SECONDS", 0.0)
-    monkeypatch.setattr(tuning_prompts, "_MIN_COMPARE_SECONDS", 0.1)
+    monkeypatch.setattr(tuning_drafts, "_MIN_COMPARE_SECONDS", 0.1)
 
 
 @pytest.fixture

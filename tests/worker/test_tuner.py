@@ -35,7 +35,6 @@ from specllama.drafters.copy import CopyDrafter
 from specllama.worker import profile
 from specllama.worker.calibrate import can_roll_back
 from specllama.worker.tuning import drafts as tuning_drafts
-from specllama.worker.tuning import prompts as tuning_prompts
 from specllama.worker.tuning import tuner
 from specllama.worker.tuning.target import WIDTHS
 from specllama.worker.tuning.tuner import Tuner
@@ -63,7 +62,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     ):
         for name in names:
             monkeypatch.setattr(module, name, 0.0)
-    monkeypatch.setattr(tuning_prompts, "_MIN_COMPARE_SECONDS", 0.1)
+    monkeypatch.setattr(tuning_drafts, "_MIN_COMPARE_SECONDS", 0.1)
 
 
 @pytest.fixture

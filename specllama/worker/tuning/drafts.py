@@ -1,24 +1,27 @@
-"""Tries one draft, a model or a head: loads it, times its steps, records what it would draft on each text,
-replays that, and unloads it.
+"""The texts on which drafts are compared, and the trial of one draft, a model or a head: it is loaded, its
+steps are timed, what it would draft on each text is recorded and replayed, and it is unloaded.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import zip_longest
 
-from specllama.client.tune_messages import DraftPrediction, MeasuredDraft, WorkloadPrediction
+from specllama.client import tune_messages
 from specllama.clock import running_time
 from specllama.config.load import ModelSettings
 from specllama.core.interfaces import BatchRow, CachingDrafter, Drafter
 from specllama.core.policy.config import DEFAULT
 from specllama.core.policy.posterior import StepCosts
+from specllama.core.prefix.store import empty
 from specllama.core.replay.break_even import break_evens
 from specllama.core.replay.forecast import Forecast, record, record_head, record_steps
 from specllama.core.replay.simulator import WRONG, MakeDraft, Trace, TraceBlocks, TraceDrafter, TraceHead
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.sampling.sampler import KeyedSampler
+from specllama.core.sequence import Request
 from specllama.drafters import DrafterInputs
 from specllama.drafters.copy import CopyDrafter
 from specllama.drafters.feature_drafter import KEPT_ROWS, BlockDrafter
@@ -34,12 +37,108 @@ from specllama.heads.kind import HeadInfo
 from specllama.models.memory.available import available_memory
 from specllama.models.memory.plan import plan_head
 from specllama.pair.check import own_head
+from specllama.worker.calibrate import Calibration, can_roll_back, measure
 from specllama.worker.draft import LoadedDraft, LoadedHead, gpus, load_draft, open_head
 from specllama.worker.load_info import model_info
 from specllama.worker.loader import Loaded
 from specllama.worker.profile_keys import pair_key
-from specllama.worker.tuning.prompts import TuningText
 from specllama.worker.tuning.target import Times, TuneRun, curve_of, points, repeated, time_step, time_steps
+
+MIN_TOKENS = 16  # per text
+_COMPARED_DECODES = 100  # decodes of one row whose time comparing rows may take in all
+_MIN_COMPARE_SECONDS, _MAX_COMPARE_SECONDS = 2.0, 30.0
+_DECODES_AT_ONCE = 60  # the same for one text
+
+
+@dataclass(slots=True)
+class TuningText:
+    """A prompt and the target's completion, in ids. number: of the prompt in its workload, from 1."""
+
+    workload: str
+    number: int
+    prompt: list[int] = field(repr=False)
+    text: list[int] = field(default_factory=list, repr=False)
+
+    @property
+    def name(self) -> str:
+        return f"{self.workload} {self.number}"
+
+
+def select_prompts(
+    texts: Sequence[TuningText], n_tokens: int, shorten: bool, t1: float, row_seconds: float, seconds: float
+) -> tuple[list[TuningText], int]:
+    """(as many texts as can be completed in `seconds`, taken from the workloads in turn, at least one of
+    each; the most tokens of each). If even those take longer, `shorten` allows fewer tokens per text.
+
+    t1: seconds per generated token; row_seconds: seconds per prompt token.
+    """
+    by_workload: dict[str, list[TuningText]] = {}
+    for text in texts:
+        by_workload.setdefault(text.workload, []).append(text)
+    rounds = [[t for t in one if t is not None] for one in zip_longest(*by_workload.values())]
+    first = rounds[0] if rounds else []
+    prefill_seconds = sum(len(t.prompt) for t in first) * row_seconds
+    if shorten and first:
+        fitting = int((seconds - prefill_seconds) / (len(first) * t1)) if t1 else n_tokens
+        n_tokens = min(n_tokens, max(MIN_TOKENS, fitting))
+    selected: list[TuningText] = []
+    total = 0.0
+    for text in (t for one in rounds for t in one):
+        cost = len(text.prompt) * row_seconds + n_tokens * t1
+        if len(selected) >= len(first) and total + cost > seconds:
+            break
+        selected.append(text)
+        total += cost
+    return selected, n_tokens
+
+
+def write_texts(run: TuneRun, texts: Sequence[TuningText], n_tokens: int) -> Iterator[float]:
+    """Have the target complete the texts, greedily and without drafts, in steps of one decode, and compare
+    batched with single rows on them. Yields the share that is done.
+    """
+    engine, context, slot = run.engine, run.engine.target, run.engine.slots[0]
+    calibration, params = Calibration(), SamplingParams(temperature=0, max_tokens=n_tokens)
+    seconds_left = min(_MAX_COMPARE_SECONDS, max(_MIN_COMPARE_SECONDS, _COMPARED_DECODES * run.t1))
+    empty(context, slot)
+    try:
+        for i, text in enumerate(texts):
+            generation = engine.submit(Request(text.prompt, params, 0, speculate=False))
+            try:
+                while engine.busy:
+                    engine.step()
+                    yield (i + generation.n_output / n_tokens) / len(texts)
+            finally:
+                engine.cancel(generation)
+            text.text = generation.output
+            if seconds_left > 0:
+                began, most = running_time(), max(_MIN_COMPARE_SECONDS / 8, _DECODES_AT_ONCE * run.t1)
+                measure(context, slot.seq_id, slot.ids, min(seconds_left, most), running_time, calibration)
+                slot.ids = slot.ids[: context.n_past(slot.seq_id)]
+                seconds_left -= running_time() - began
+            yield (i + 1) / len(texts)
+    finally:
+        run.loaded.profile.store_comparison(calibration)
+        run.report(_compared(calibration, can_roll_back(context)))
+        lengths: dict[str, list[int]] = {}
+        for text in (t for t in texts if t.text):
+            lengths.setdefault(text.workload, []).append(len(text.text))
+        run.report(
+            tune_messages.WrittenTexts(
+                {name: tune_messages.TextCount(len(n), sum(n)) for name, n in lengths.items()}
+            )
+        )
+
+
+def _compared(c: Calibration, can: bool) -> tune_messages.RowsComparison:
+    """The comparison of batched and single rows, or the reason why there is none."""
+    reason = "" if can else "the model's memory cannot be rolled back"
+    if not reason and not c.n_rows:
+        reason = "no text was long enough"
+    return tune_messages.RowsComparison(c.epsilon, c.n_rows, c.reach, c.equal_up_to, c.unlike, reason)
+
+
+# The trial of one draft.
+
 
 LENGTHS = (1, 2, 3, 5, 7, 11, 15)  # draft lengths whose break-even acceptance is reported
 STEP_SECONDS = 1.5
@@ -97,7 +196,7 @@ class DraftTrial:
 
     def __init__(self, run: TuneRun, texts: Sequence[TuningText], index: int = -1) -> None:
         self.run, self.texts, self.loaded = run, [t for t in texts if t.text], run.loaded
-        self.report = MeasuredDraft(index)
+        self.report = tune_messages.MeasuredDraft(index)
         self.traces: list[tuple[str, Trace]] = []
         self.foreign: Header | None = None
         self._simulated: MakeDraft = TraceDrafter
@@ -215,5 +314,9 @@ class DraftTrial:
             forecast.add(workload, trace)
             yield (i + 1) / len(self.traces)
         figures = forecast.to_dict()
-        workloads = {name: WorkloadPrediction(**part) for name, part in figures.pop("workloads").items()}
-        self.report = replace(self.report, forecast=DraftPrediction(**figures, workloads=workloads))
+        workloads = {
+            name: tune_messages.WorkloadPrediction(**part) for name, part in figures.pop("workloads").items()
+        }
+        self.report = replace(
+            self.report, forecast=tune_messages.DraftPrediction(**figures, workloads=workloads)
+        )

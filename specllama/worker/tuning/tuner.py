@@ -23,8 +23,13 @@ from specllama.errors import ContextLengthError, EngineError, SpecllamaError, op
 from specllama.worker import profile
 from specllama.worker.loader import Loaded
 from specllama.worker.measured_gain import store_tuned
-from specllama.worker.tuning.drafts import DraftTrial, copy_drafter_factory
-from specllama.worker.tuning.prompts import PromptSelection, TuningText, select_prompts, write_texts
+from specllama.worker.tuning.drafts import (
+    DraftTrial,
+    TuningText,
+    copy_drafter_factory,
+    select_prompts,
+    write_texts,
+)
 from specllama.worker.tuning.target import (
     TimingPosition,
     TuneRun,
@@ -105,18 +110,18 @@ class Tuner:
         run.t1 = median(position.time(1) for _ in range(_PROBES))
         yield
         n_tokens, shorten = order.n_tokens or N_TOKENS, order.n_tokens is None
-        selection = select_prompts(texts, n_tokens, shorten, run.t1, run.row_seconds, TEXT_SECONDS)
-        self.predicted = self._longest_step(selection)
+        chosen, n_tokens = select_prompts(texts, n_tokens, shorten, run.t1, run.row_seconds, TEXT_SECONDS)
+        self.predicted = self._longest_step(chosen, n_tokens)
         run.report(
             TuneAgenda(
-                n_texts=len(selection.texts),
-                n_tokens=selection.n_tokens,
-                n_left_out=selection.left_out,
+                n_texts=len(chosen),
+                n_tokens=n_tokens,
+                n_left_out=len(texts) - len(chosen),
                 too_long=too_long,
                 replays=self._context.cuts_need_checkpoint,
             )
         )
-        stages = list(self._stages(position, selection))
+        stages = list(self._stages(position, chosen, n_tokens))
         for i, (label, stage) in enumerate(stages):
             for share in stage():
                 now = running_time()
@@ -125,9 +130,9 @@ class Tuner:
                     self._send(Tuning(self.id, label, (i + min(1.0, share)) / len(stages)))
                 yield
 
-    def _longest_step(self, selection: PromptSelection) -> float:
+    def _longest_step(self, texts: Sequence[TuningText], n_tokens: int) -> float:
         """Seconds of the longest step: a wide decode, recording a draft on a text, or loading one."""
-        longest = max(len(text.prompt) for text in selection.texts) + selection.n_tokens
+        longest = max(len(text.prompt) for text in texts) + n_tokens
         sizes = [os.path.getsize(draft.path) for draft in self.order.drafts]
         return max(
             _WIDEST_DECODE * self._run.t1, 2 * longest * self._run.t1, max(sizes, default=0) / _SLOW_DISK
@@ -153,7 +158,9 @@ class Tuner:
         changing = bool(self._loaded.profile.change_seconds)
         return TimingPosition(self._context, repeated(ids, n), running_time, changing)
 
-    def _stages(self, position: TimingPosition, selection: PromptSelection) -> Iterator[Stage]:
+    def _stages(
+        self, position: TimingPosition, texts: Sequence[TuningText], n_tokens: int
+    ) -> Iterator[Stage]:
         run = self._run
         yield "t(n)", partial(measure_curve, run, position, CURVE_SECONDS)
         yield "threads", partial(measure_threads, run, position, THREAD_SECONDS)
@@ -162,13 +169,13 @@ class Tuner:
             if fits and bucket * run.row_seconds < CONTEXT_SECONDS:
                 far = self._position(position.ids, bucket + 1)
                 yield f"t(n) after {bucket} tokens", partial(measure_curve, run, far, CURVE_SECONDS / 2)
-        yield "writing texts", partial(write_texts, run, selection)
+        yield "writing texts", partial(write_texts, run, texts, n_tokens)
         if copy_drafter_factory(self._loaded) is not None:
-            yield "copying", partial(self._try_draft, -1, None, selection.texts)
+            yield "copying", partial(self._try_draft, -1, None, texts)
         for i, draft in enumerate(self.order.drafts):
             inside = draft.path == self._loaded.settings.target.path
             label = "head of the model" if inside else f"draft {os.path.basename(draft.path)}"
-            yield label, partial(self._try_draft, i, draft, selection.texts)
+            yield label, partial(self._try_draft, i, draft, texts)
 
     def _try_draft(
         self, index: int, draft: ModelSettings | None, texts: Sequence[TuningText]
