@@ -26,7 +26,7 @@ from specllama.server.dialects.ollama import routes as ollama
 from specllama.server.dialects.openai import routes as openai
 from specllama.server.dialects.shared.base import ApiRequest, ApiRoute, Shared
 from specllama.server.http.access import AccessMiddleware
-from specllama.server.http.errors import ErrorResponder, MethodError, NoRouteError
+from specllama.server.http.errors import ErrorResponder, HttpError
 from specllama.server.models import ModelPool
 from specllama.server.service import DiskScopes
 from specllama.server.supervisor import Say
@@ -156,6 +156,6 @@ async def _on_routing_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     path = request.url.path
     if error.status_code == 404:
-        return await _on_error(request, NoRouteError(f"there is no {request.method} {path} here"))
+        return await _on_error(request, HttpError(404, f"there is no {request.method} {path} here"))
     allowed = {"allow": (error.headers or {}).get("Allow", "")}
-    return await _on_error(request, MethodError(f"{path} does not take {request.method}", details=allowed))
+    return await _on_error(request, HttpError(405, f"{path} does not take {request.method}", allowed))

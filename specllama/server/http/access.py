@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from specllama.clock import running_time
 from specllama.config.defaults import UNIX, is_loopback
 from specllama.errors import AccessError, SpecllamaError
-from specllama.server.http.errors import ClientGoneError, ErrorResponder, WrongHostError, WrongOriginError
+from specllama.server.http.errors import ClientGoneError, ErrorResponder, HttpError
 from specllama.server.http.origins import LOCAL, Origins, root_path, settle_path
 from specllama.server.metrics import HttpMetrics, MetricsByOwner
 from specllama.server.settings import ServerSettings
@@ -136,9 +136,9 @@ class AccessMiddleware:
         host = headers.get("host", "")
         named = [host, *([target] if target else [])]
         if not self._any_host and not all(_hostname(one) in self._hosts for one in named):
-            return WrongHostError("the Host header names another server; --allowed-host NAME lets it in")
+            return HttpError(421, "the Host header names another server; --allowed-host NAME lets it in")
         if origin and origin not in self._origins and not _is_same(origin, host):
-            return WrongOriginError("web pages from elsewhere are kept out; --allowed-origin URL lets one in")
+            return HttpError(403, "web pages from elsewhere are kept out; --allowed-origin URL lets one in")
         if not self._keys or (scope["method"] == "OPTIONS" and origin):
             return None
         scope["specllama.owner"] = owner = self._keys.owner(headers)

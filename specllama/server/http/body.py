@@ -15,7 +15,7 @@ from starlette.requests import ClientDisconnect, Request
 from specllama.config.text_file import MAX_BYTES
 from specllama.errors import BusyError, UsageError
 from specllama.json_types import JsonObject, why_not_json, without_lone_surrogates
-from specllama.server.http.errors import BodyTooLargeError, BodyTooSlowError, MediaTypeError
+from specllama.server.http.errors import HttpError
 
 # Decodes compressed bodies as they arrive, within a size limit.
 
@@ -30,7 +30,7 @@ KNOWN = ("gzip", "deflate", *(("zstd",) if _ZSTD is not None else ()))
 
 class Decoder:
     """Decodes one body. encoding: the value of Content-Encoding, "" for none. most: bytes of its text. Raises
-    MediaTypeError for encodings that are not known.
+    HttpError for encodings that are not known.
     """
 
     def __init__(self, encoding: str, most: int) -> None:
@@ -39,7 +39,7 @@ class Decoder:
         if not self._plain and self._name not in KNOWN:
             known = ", ".join(KNOWN)
             message = f"Content-Encoding {encoding[:40]!r} cannot be decoded here; known are {known}"
-            raise MediaTypeError(message, details={"accept-encoding": known})
+            raise HttpError(415, message, {"accept-encoding": known})
         self._inner = None if self._plain else self._new()
 
     def push(self, data: bytes) -> bytes:
@@ -100,7 +100,7 @@ class BodyReader:
         """The result of `check` for the JSON object in a request's body, which must arrive within `seconds`;
         sets `request.state.body_bytes`. most: bytes of the body.
 
-        Raises UsageError, BodyTooLargeError, BodyTooSlowError, BusyError while too many large bodies are
+        Raises UsageError, HttpError, BusyError while too many large bodies are
         held, and errors of `check`.
         """
         data = bytearray()
@@ -131,14 +131,14 @@ class BodyReader:
                     if self._held > MAX_HELD:
                         raise BusyError("too many large bodies arrive at once", "ask again later")
         except TimeoutError:
-            raise BodyTooSlowError(f"the body did not arrive within {seconds:g} s") from None
+            raise HttpError(408, f"the body did not arrive within {seconds:g} s") from None
         except ClientDisconnect:
             raise UsageError("the client left before its request was complete") from None
         decoder.finish()
 
 
-def _too_large(most: int) -> BodyTooLargeError:
-    return BodyTooLargeError(f"the body has more than {most} bytes")
+def _too_large(most: int) -> HttpError:
+    return HttpError(413, f"the body has more than {most} bytes")
 
 
 def _counted(size: int) -> int:

@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from specllama.errors import ResourceError
-from specllama.server.http.errors import BodyTooSlowError, ErrorResponder
+from specllama.server.http.errors import ErrorResponder, HttpError
 
 HEAD_SECONDS = 10.0  # for the head of a request, at most
 _SPARE = 512  # connections in addition to those whose requests run or wait
@@ -86,8 +86,8 @@ class Connection(H11Protocol):
             return
         begun = bool(self.conn.trailing_data[0])
         if begun and self.conn.our_state is h11.IDLE and self.conn.their_state is h11.IDLE:
-            error = BodyTooSlowError(f"the head of the request did not arrive within {self.head_seconds:g} s")
-            refusal = self.errors.response(error)
+            late = f"the head of the request did not arrive within {self.head_seconds:g} s"
+            refusal = self.errors.response(HttpError(408, late))
             for event in (
                 h11.Response(
                     status_code=refusal.status_code, headers=refusal.raw_headers, reason=b"Request Timeout"

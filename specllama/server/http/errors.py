@@ -15,7 +15,7 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from specllama.errors import NotSupportedError, SpecllamaError, UsageError
+from specllama.errors import SpecllamaError, UsageError
 
 _LINGER_SECONDS = 2.0  # for the rest of a body that is not read
 _DISCARDED = 32 * 1024 * 1024  # bytes of it
@@ -23,46 +23,14 @@ ErrorBody = Callable[[SpecllamaError, str], Mapping[str, Any]]
 """From an error and the request's id to the JSON object that an API's clients expect."""
 
 
-class NoRouteError(UsageError):
-    http_status = 404
+class HttpError(UsageError):
+    """An error of HTTP itself, such as a path without a route. For headers, `details` may have "allow", the
+    methods of a path, and "accept-encoding", the encodings that are known.
+    """
 
-
-class MethodError(UsageError):
-    """`details["allow"]`: the methods that the path has."""
-
-    http_status = 405
-
-
-class WrongHostError(UsageError):
-    http_status = 421
-
-
-class WrongOriginError(UsageError):
-    http_status = 403
-
-
-class ForbiddenError(UsageError):
-    """The key is valid but lacks the permission."""
-
-    http_status = 403
-
-
-class BodyTooLargeError(UsageError):
-    http_status = 413
-
-
-class BodyTooSlowError(UsageError):
-    http_status = 408
-
-
-class MediaTypeError(UsageError):
-    """`details["accept-encoding"]`: the encodings that are known."""
-
-    http_status = 415
-
-
-class UnsupportedError(NotSupportedError):
-    """The API has this operation, this server does not."""
+    def __init__(self, status: int, message: str, details: Mapping[str, Any] | None = None) -> None:
+        super().__init__(message, details=details)
+        self.http_status = status  # type: ignore[misc]
 
 
 class ClientGoneError(Exception):

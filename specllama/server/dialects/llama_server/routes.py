@@ -19,7 +19,7 @@ from specllama.client.model_info import LoadInfo, ModelInfo
 from specllama.client.protocol import Slots, Tokenized
 from specllama.config.text_file import expanded
 from specllama.core.sampling.params import PARAMETERS, SamplingParams
-from specllama.errors import EngineDiedError, ResourceError, SpecllamaError, UsageError
+from specllama.errors import EngineDiedError, NotSupportedError, ResourceError, SpecllamaError, UsageError
 from specllama.images import MEDIA_MARKER
 from specllama.json_types import JsonObject
 from specllama.option import Option
@@ -32,7 +32,6 @@ from specllama.server.dialects.shared.figures import generation_settings
 from specllama.server.dialects.shared.sampling_fields import ModelName
 from specllama.server.dialects.shared.writer import error_body
 from specllama.server.http.body import MAX_VALUES
-from specllama.server.http.errors import UnsupportedError
 from specllama.server.metrics import CONTENT_TYPE
 from specllama.server.service import SHUTTING_DOWN
 
@@ -215,10 +214,10 @@ class SlotFileRequest(RequestBody):
 
 
 async def act(api: ApiRequest) -> Response:
-    """Raises UnsupportedError without --slot-save-path, UsageError."""
+    """Raises NotSupportedError without --slot-save-path, UsageError."""
     directory = api.settings.slot_save_path
     if not directory:
-        raise UnsupportedError("slots are not saved here: start the server with --slot-save-path DIR")
+        raise NotSupportedError("slots are not saved here: start the server with --slot-save-path DIR")
     slot = _slot(str(api.path_params["slot"]))
     action: Any = api.query_params.get("action", "")
     if action not in ("save", "restore", "erase"):
@@ -234,7 +233,7 @@ async def act(api: ApiRequest) -> Response:
         raise UsageError("Invalid filename", details={"param": "filename"})
     folder = api.slot_folder
     if folder is None:
-        raise UnsupportedError("slots of different keys cannot be told apart: the cache is not usable")
+        raise NotSupportedError("slots of different keys cannot be told apart: the cache is not usable")
     path = os.path.abspath(expanded(directory) / folder / name)
     await _check_slot(api, slot)
     done = await api.supervisor.query(
@@ -468,7 +467,7 @@ UNSUPPORTED: Mapping[tuple[str, str], str] = {
 }
 
 
-def _refusing(error: UnsupportedError) -> Endpoint:
+def _refusing(error: NotSupportedError) -> Endpoint:
     async def refuse(_api: ApiRequest) -> Response:
         raise error
 
@@ -501,6 +500,6 @@ DIALECT = Dialect(
         ApiRoute("POST", "/embeddings", partial(embeddings, own_shape=True)),
         ApiRoute("POST", "/v1/rerank", rerank, "Rank documents for a query", RerankRequest),
         *(ApiRoute("POST", path, rerank) for path in ("/rerank", "/reranking", "/v1/reranking")),
-        *(ApiRoute(*at, _refusing(UnsupportedError(reason))) for at, reason in UNSUPPORTED.items()),
+        *(ApiRoute(*at, _refusing(NotSupportedError(reason))) for at, reason in UNSUPPORTED.items()),
     ),
 )

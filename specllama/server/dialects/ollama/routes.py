@@ -17,7 +17,7 @@ from specllama.client.model_info import LoadInfo
 from specllama.client.protocol import PositionLogprobs
 from specllama.clock import running_time
 from specllama.core.sampling.params import PARAMETERS, SamplingParams
-from specllama.errors import NotFoundError, SpecllamaError
+from specllama.errors import NotFoundError, NotSupportedError, SpecllamaError
 from specllama.json_types import JsonObject
 from specllama.models.catalogue import ModelDetails
 from specllama.server import events
@@ -34,7 +34,6 @@ from specllama.server.dialects.shared.embedding import texts_of
 from specllama.server.dialects.shared.fields import FieldError
 from specllama.server.dialects.shared.figures import add_figures, described
 from specllama.server.dialects.shared.writer import AnswerOptions, AnswerWriter
-from specllama.server.http.errors import UnsupportedError
 
 # Errors in the shape of Ollama's API: one text.
 
@@ -235,7 +234,7 @@ def _refusal(message: str) -> Endpoint:
 
     async def refuse(api: ApiRequest) -> Response:
         await api.body(RefusedRequest)
-        raise UnsupportedError(message)
+        raise NotSupportedError(message)
 
     return refuse
 

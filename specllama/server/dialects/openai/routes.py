@@ -8,7 +8,6 @@ from functools import partial
 
 from starlette.responses import JSONResponse, Response
 
-from specllama.errors import UsageError
 from specllama.json_types import JsonObject
 from specllama.server.dialects.openai.completions import (
     ChatRequest,
@@ -24,6 +23,7 @@ from specllama.server.dialects.shared.base import ApiRequest, ApiRoute, Dialect
 from specllama.server.dialects.shared.embedding import EmbeddingsRequest, embeddings
 from specllama.server.dialects.shared.sampling_fields import SamplingFields
 from specllama.server.dialects.shared.writer import AnswerOptions, error_body
+from specllama.server.http.errors import HttpError
 from specllama.server.models import ListedModel, listed
 
 
@@ -52,17 +52,13 @@ async def respond(api: ApiRequest) -> Response:
     return await api.answer(body, writer)
 
 
-class NotRunningError(UsageError):
-    http_status = 404
-
-
 async def control(api: ApiRequest) -> Response:
-    """End the reasoning of a running answer, as llama-server does. Raises NotRunningError."""
+    """End the reasoning of a running answer, as llama-server does. Raises HttpError."""
     body = await api.body(ControlRequest)
     job = api.running(body.id)
     if job is None:
         id_ = body.id[:80]
-        raise NotRunningError(f"no answer with the id {id_!r} is being written", details={"param": "id"})
+        raise HttpError(404, f"no answer with the id {id_!r} is being written", {"param": "id"})
     if not job.controlled:
         why = "reasoning control is not enabled for this answer: ask for it with reasoning_control: true"
         return JSONResponse({"success": False, "message": why})
@@ -70,15 +66,10 @@ async def control(api: ApiRequest) -> Response:
     return JSONResponse({"success": True})
 
 
-class NotStoredError(UsageError):
-    http_status = 404
-
-
 async def stored(api: ApiRequest) -> Response:
     id_ = str(api.path_params["name"])[:80]
-    raise NotStoredError(
-        f"there is no response {id_!r}: responses are not stored here, they are only sent to whoever asks"
-    )
+    why = "responses are not stored here, they are only sent to whoever asks"
+    raise HttpError(404, f"there is no response {id_!r}: {why}")
 
 
 async def models(api: ApiRequest) -> Response:

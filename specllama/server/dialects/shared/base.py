@@ -33,7 +33,7 @@ from specllama.server.dialects.shared.tools import RequestTools
 from specllama.server.dialects.shared.writer import AnswerOptions, AnswerWriter
 from specllama.server.events import to_json
 from specllama.server.http.body import IMAGE_BYTES, BodyReader
-from specllama.server.http.errors import ClientGoneError, ErrorBody, ForbiddenError
+from specllama.server.http.errors import ClientGoneError, ErrorBody, HttpError
 from specllama.server.image_reader import ImageReader
 from specllama.server.models import ModelPool
 from specllama.server.requests import RequestStream, StreamingResponse, disconnected
@@ -241,23 +241,23 @@ class ApiRequest:
             self.models.keep(self.service, keep_alive if keep_alive >= 0 else None)
 
     def unload_model(self) -> None:
-        """Unload the model as soon as it is idle. Raises ForbiddenError for a key that may not,
+        """Unload the model as soon as it is idle. Raises HttpError for a key that may not,
         UsageError on a server of a single model.
         """
         self.check_administers()
         self.models.unload(self.service)
 
     def pull_model(self, name: str, stop: bool) -> None:
-        """Start or stop the download of a known model. Raises ForbiddenError for a key that may not, and
+        """Start or stop the download of a known model. Raises HttpError for a key that may not, and
         errors of ModelPool.pull.
         """
         self.check_administers("download models")
         self.models.pull(name, stop)
 
     def check_administers(self, what: str = "unload models") -> None:
-        """Raises ForbiddenError for a key that may not do what affects others."""
+        """Raises HttpError for a key that may not do what affects others."""
         if not self.administers:
-            raise ForbiddenError(f"this key may not {what}, which affects others")
+            raise HttpError(403, f"this key may not {what}, which affects others")
 
     def say(self, text: str) -> None:
         """A line about this request for the operator."""

@@ -10,7 +10,7 @@ import pytest
 from specllama.errors import UsageError
 from specllama.server.app import ERRORS
 from specllama.server.http.body import KNOWN, Decoder
-from specllama.server.http.errors import MediaTypeError
+from specllama.server.http.errors import HttpError
 
 TEXT = b'{"content": "' + b"x" * 5000 + b'"}'
 
@@ -61,7 +61,7 @@ def test_bodies_not_in_the_declared_encoding(data: bytes) -> None:
     "encoding", ["br", "gzip, gzip", "nonsense", "zstd" if "zstd" not in KNOWN else "lz4"]
 )
 def test_unknown_encodings(encoding: str) -> None:
-    with pytest.raises(MediaTypeError, match="Content-Encoding") as error:
+    with pytest.raises(HttpError, match="Content-Encoding") as error:
         Decoder(encoding, 10)
     response = ERRORS.response(error.value)
     assert (response.status_code, response.headers["accept-encoding"]) == (415, ", ".join(KNOWN))

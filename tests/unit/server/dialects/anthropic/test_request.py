@@ -24,7 +24,7 @@ from specllama.server.app import ERRORS
 from specllama.server.dialects.anthropic.request import CountRequest, MessagesRequest
 from specllama.server.dialects.anthropic.routes import error_body
 from specllama.server.dialects.shared.fields import FieldError, checked
-from specllama.server.http.errors import BodyTooLargeError, BodyTooSlowError, MethodError, WrongOriginError
+from specllama.server.http.errors import HttpError
 from tests.support.generations import text_only
 
 ASKED: dict[str, Any] = {"role": "user", "content": "What?"}
@@ -428,11 +428,11 @@ class TestParameters:
     [
         (UsageError("no"), "invalid_request_error"),
         (AccessError("no"), "authentication_error"),
-        (WrongOriginError("no"), "permission_error"),
+        (HttpError(403, "no"), "permission_error"),
         (NotFoundError("no"), "not_found_error"),
-        (MethodError("no"), "invalid_request_error"),
-        (BodyTooSlowError("no"), "timeout_error"),
-        (BodyTooLargeError("no"), "request_too_large"),
+        (HttpError(405, "no"), "invalid_request_error"),
+        (HttpError(408, "no"), "timeout_error"),
+        (HttpError(413, "no"), "request_too_large"),
         (BusyError("no"), "rate_limit_error"),
         (SpecllamaError("no"), "api_error"),
         (EngineDiedError("no"), "overloaded_error"),
@@ -456,8 +456,8 @@ def test_a_prompt_that_is_too_long_is_named_as_claude_code_expects() -> None:
     ("error", "status", "kind", "header"),
     [
         (AccessError("no"), 401, "authentication_error", "www-authenticate"),
-        (MethodError("no", details={"allow": "POST"}), 405, "invalid_request_error", "allow"),
-        (BodyTooLargeError("no"), 413, "request_too_large", "connection"),
+        (HttpError(405, "no", details={"allow": "POST"}), 405, "invalid_request_error", "allow"),
+        (HttpError(413, "no"), 413, "request_too_large", "connection"),
         (BusyError("no", details={"retry_after": 7}), 429, "rate_limit_error", "retry-after"),
         (EngineDiedError("no"), 503, "overloaded_error", "retry-after"),
     ],
