@@ -7,7 +7,7 @@ import importlib
 import json
 import re
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
@@ -164,8 +164,8 @@ def parse(body: bytes | bytearray, what: str = "the body") -> JsonObject:
     if not isinstance(data, dict):
         raise UsageError(f"{what} must be a JSON object")
     check_depth(data, what)
-    if _SURROGATE.search(body):
-        _repair_texts(data)
+    if _SURROGATE.search(body):  # in all texts, names included
+        data = json.loads(without_lone_surrogates(json.dumps(data, ensure_ascii=False)))
     return data
 
 
@@ -201,29 +201,18 @@ def _exceeded(body: bytes | bytearray, outside: bytes | bytearray) -> str:
 
 def check_depth(data: JsonObject, what: str) -> None:
     """Check the depth of parsed JSON. what: the subject of messages. Raises UsageError."""
+    if any(level > MAX_DEPTH for _, level in containers(data)):
+        raise _too_deep(what)
+
+
+def containers(data: JsonObject) -> Iterator[tuple[Any, int]]:
+    """All objects and lists in parsed JSON, with their levels from 1."""
     todo: list[tuple[Any, int]] = [(data, 1)]
     while todo:
         value, level = todo.pop()
-        if level > MAX_DEPTH:
-            raise _too_deep(what)
+        yield value, level
         inside = value.values() if isinstance(value, dict) else value
         todo += [(item, level + 1) for item in inside if isinstance(item, (dict, list))]
-
-
-def _repair_texts(data: JsonObject) -> None:
-    """Replace lone surrogates in all texts of parsed JSON, names included, in place."""
-    todo: list[Any] = [data]
-    while todo:
-        value = todo.pop()
-        items = list(value.items() if isinstance(value, dict) else enumerate(value))
-        for place, item in items:
-            if isinstance(item, str):
-                value[place] = without_lone_surrogates(item)
-            elif isinstance(item, (dict, list)):
-                todo.append(item)
-        if isinstance(value, dict):
-            for name in [name for name in value if not name.isascii()]:
-                value[without_lone_surrogates(name)] = value.pop(name)
 
 
 def _too_deep(what: str) -> UsageError:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -31,6 +30,7 @@ from specllama.server.dialects.shared.fields import AtMost, RequestBody
 from specllama.server.dialects.shared.figures import generation_settings
 from specllama.server.dialects.shared.sampling_fields import ModelName
 from specllama.server.dialects.shared.writer import error_body
+from specllama.server.events import to_json
 from specllama.server.http.body import MAX_VALUES
 from specllama.server.metrics import CONTENT_TYPE
 from specllama.server.service import SHUTTING_DOWN
@@ -176,11 +176,7 @@ def _tokens(part: Tokenized, with_pieces: bool) -> bytes:
     if with_pieces:
         pieces = (_piece(piece.encode("latin-1")) for piece in part.pieces)
         shown = [{"id": i, "piece": p} for i, p in zip(part.ids, pieces, strict=True)]
-    return _json(shown)[1:-1]
-
-
-def _json(value: object) -> bytes:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+    return to_json(shown)[1:-1]
 
 
 def _piece(data: bytes) -> str | list[int]:
@@ -231,13 +227,14 @@ async def act(api: ApiRequest) -> Response:
     name = (await api.body(SlotFileRequest)).filename
     if not is_file_name(name):
         raise UsageError("Invalid filename", details={"param": "filename"})
-    folder = api.slot_folder
+    folder = api.scopes.folder(api.owner)
     if folder is None:
         raise NotSupportedError("slots of different keys cannot be told apart: the cache is not usable")
     path = os.path.abspath(expanded(directory) / folder / name)
     await _check_slot(api, slot)
     done = await api.supervisor.query(
-        lambda id_: protocol.SlotAction(id_, slot, action, path, api.owner, api.disk_scope), protocol.SlotDone
+        lambda id_: protocol.SlotAction(id_, slot, action, path, api.owner, api.scopes.of(api.owner)),
+        protocol.SlotDone,
     )
     return JSONResponse(_shown(action, slot, name, done))
 
@@ -417,7 +414,7 @@ async def _text(api: ApiRequest, question: Callable[[int], protocol.Question], f
     """The text that answers a question, in a field of an object."""
     parts: list[bytes] = []
     await api.supervisor.collect(
-        question, protocol.QueriedText, lambda part: parts.append(_json(part.text)[1:-1])
+        question, protocol.QueriedText, lambda part: parts.append(to_json(part.text)[1:-1])
     )
     return Response(b'{"' + field + b'":"' + b"".join(parts) + b'"}', media_type="application/json")
 
@@ -441,7 +438,8 @@ async def load(api: ApiRequest) -> Response:
 async def unload(api: ApiRequest) -> Response:
     """Running requests finish first."""
     api.check_model((await api.body(ModelRequest)).model, exact=True)
-    api.unload_model()
+    api.check_administers()
+    api.models.unload(api.service)
     return JSONResponse({"success": True})
 
 
@@ -449,7 +447,9 @@ async def pull(api: ApiRequest, stop: bool = False) -> Response:
     """Answers at once; the list of models shows the progress. Bytes received before a stop are kept, and a
     later download resumes.
     """
-    api.pull_model((await api.body(ModelRequest)).model, stop)
+    name = (await api.body(ModelRequest)).model
+    api.check_administers("download models")
+    api.models.pull(name, stop)
     return JSONResponse({"success": True})
 
 

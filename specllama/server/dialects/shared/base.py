@@ -134,7 +134,7 @@ class Shared:
 
 class ApiRequest:
     """One HTTP request, and the operations available to its endpoint. models: of the server. say: gets lines
-    for the operator. recent_items: items of the latest answers of /v1/responses.
+    for the operator. recent_items: items of the latest answers of /v1/responses. scopes: see Shared.
 
     It refers to one model: the one named by `check_model` or the query `?model=`, otherwise the one in
     memory.
@@ -143,7 +143,7 @@ class ApiRequest:
     def __init__(self, http: Request, models: ModelPool, say: Say, shared: Shared) -> None:
         self._http, self._say, self._shared = http, say, shared
         self.models, self.settings = models, models.settings
-        self.recent_items = shared.recent_items
+        self.recent_items, self.scopes = shared.recent_items, shared.scopes
         self._service: Service | None = None
 
     @property
@@ -172,11 +172,6 @@ class ApiRequest:
         """The name, not secret, of the request's API key; "" on a server without keys."""
         owner: str = self._http.scope.get("specllama.owner", "")
         return owner
-
-    @property
-    def slot_folder(self) -> str | None:
-        """See DiskScopes.folder."""
-        return self._shared.scopes.folder(self.owner)
 
     @property
     def administers(self) -> bool:
@@ -239,20 +234,6 @@ class ApiRequest:
         """
         if keep_alive is not None and self.administers:
             self.models.keep(self.service, keep_alive if keep_alive >= 0 else None)
-
-    def unload_model(self) -> None:
-        """Unload the model as soon as it is idle. Raises HttpError for a key that may not,
-        UsageError on a server of a single model.
-        """
-        self.check_administers()
-        self.models.unload(self.service)
-
-    def pull_model(self, name: str, stop: bool) -> None:
-        """Start or stop the download of a known model. Raises HttpError for a key that may not, and
-        errors of ModelPool.pull.
-        """
-        self.check_administers("download models")
-        self.models.pull(name, stop)
 
     def check_administers(self, what: str = "unload models") -> None:
         """Raises HttpError for a key that may not do what affects others."""
@@ -354,7 +335,7 @@ class ApiRequest:
             owner=self.owner,
             memory=body.speculation.memory,
             share_cache=settings.share_cache,
-            disk_scope=self.disk_scope if reuse else "",
+            disk_scope=self.scopes.of(self.owner) if reuse else "",
             reuse=reuse,
             kept=body.kept and reuse,
         )
@@ -363,10 +344,6 @@ class ApiRequest:
                 prompt = replace(one.prompt, suffix_first=settings.spm_infill)
                 requests[i] = replace(one, prompt=prompt)
         return requests
-
-    @property
-    def disk_scope(self) -> str:
-        return self._shared.scopes.of(self.owner)
 
 
 Endpoint = Callable[[ApiRequest], Awaitable[Response]]

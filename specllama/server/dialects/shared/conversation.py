@@ -26,7 +26,7 @@ from specllama.server.dialects.shared.image_parts import (
     replaced,
     replaced_in,
 )
-from specllama.server.http.body import MAX_CONTAINERS, MAX_VALUES, check_depth, parse
+from specllama.server.http.body import MAX_CONTAINERS, MAX_VALUES, check_depth, containers, parse
 
 # Contents of messages of all APIs: their parts, of which the model reads texts and images. Sound and files
 # become placeholders; reasoning is found in parts, and in fields next to the content.
@@ -374,13 +374,9 @@ class CallArguments:
         return parsed
 
     def _count(self, arguments: JsonObject, field: str) -> None:
-        todo: list[Any] = [arguments]
-        while todo:
-            one = todo.pop()
+        for one, _ in containers(arguments):
             self._n_containers += 1
             self._n_values += len(one)
-            inside = one.values() if isinstance(one, dict) else one
-            todo += [value for value in inside if isinstance(value, (dict, list))]
         if self._n_containers > MAX_CONTAINERS or self._n_values > MAX_VALUES:
             raise FieldError(f"{field}: the arguments of all calls have too many values together", field)
 
