@@ -251,16 +251,7 @@ _DELAYS = (0.0, 1.0, 2.0, 5.0, 10.0, 30.0)  # seconds before a restart, by the n
 CHECK_SECONDS = 2.0  # between two checks of the files of a loaded model
 _LONG_LIFE = 60.0  # seconds; an engine that ran longer resets the number of failures
 Say = Callable[[str], None]
-Answer = TypeVar(
-    "Answer",
-    protocol.Tokenized,
-    protocol.QueriedText,
-    protocol.QueriedText,
-    protocol.TokenCount,
-    protocol.Embedded,
-    protocol.Slots,
-    protocol.SlotDone,
-)
+Answer = TypeVar("Answer", bound=protocol.Answer)
 
 
 class Supervisor:

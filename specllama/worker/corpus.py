@@ -129,12 +129,12 @@ class Corpus:
                 self._pieces.put(None)
 
 
-def pieces(text: str) -> Iterator[str]:
-    """A text in pieces that end with a line where they can."""
+def pieces(text: str, size: int = PIECE) -> Iterator[str]:
+    """A text in pieces of at most `size` characters, which end with a line where they can."""
     begin = 0
     while begin < len(text):
-        end = text.rfind("\n", begin, begin + PIECE) + 1 if len(text) - begin > PIECE else len(text)
-        end = end if end > begin else begin + PIECE
+        end = text.rfind("\n", begin, begin + size) + 1 if len(text) - begin > size else len(text)
+        end = end if end > begin else begin + size
         yield text[begin:end]
         begin = end
 

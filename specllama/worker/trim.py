@@ -8,7 +8,7 @@ import math
 import os
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -36,6 +36,7 @@ from specllama.llama.model import LlamaModel
 from specllama.models import trim as trimming
 from specllama.models.quants import size
 from specllama.regular_file import open_regular
+from specllama.worker.corpus import pieces
 
 # Compares a trimmed file with its source: both are loaded, and decode the same tokens.
 #
@@ -267,22 +268,11 @@ def _counts(settings: ModelSettings, request: Trim) -> Counter[int]:
     with closing(LlamaModel(replace(settings, n_gpu_layers=0), vocab_only=True)) as model:
         for name, text in request.texts:
             before = counts.total()
-            for piece in _pieces(text):
+            for piece in pieces(text, _PIECE):
                 counts.update(model.tokenize(piece, False, False))
             if counts.total() == before:
                 raise UsageError(f": {name} has no text", option="texts")
     return counts
-
-
-def _pieces(text: str) -> Iterator[str]:
-    """A text in parts that end with a line where they can."""
-    at = 0
-    while at < len(text):
-        end = min(at + _PIECE, len(text))
-        if end < len(text):
-            end = text.rfind("\n", at, end) + 1 or end
-        yield text[at:end]
-        at = end
 
 
 def _coverage(ids: NDArray[np.int64], counts: Counter[int]) -> float | None:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from itertools import cycle, islice
 from math import sqrt
 from statistics import median
-from typing import NamedTuple
 
 from specllama.client import tune_messages
 from specllama.config.load import MAX_THREADS
@@ -35,16 +34,6 @@ _STEPS = (1.25, 1.5, 1.75, 2.0)  # above that, these multiples of powers of two
 ThreadTimes = dict[int, list[tuple[float, float]]]
 
 
-class ThreadChoice(NamedTuple):
-    """The fastest number of threads over both widths. gain: speed-up over the number in use, in the median
-    round. clear: whether the gain exceeds the noise.
-    """
-
-    n_threads: int
-    gain: float
-    clear: bool
-
-
 def candidates(cores: int, used: Iterable[int]) -> list[int]:
     """Numbers of threads to time, the largest first: up to the physical cores, and those in use."""
     numbers = {*used, *range(1, min(cores, _ALL_UP_TO) + 1), cores, max(1, cores - 1)}
@@ -55,24 +44,25 @@ def candidates(cores: int, used: Iterable[int]) -> list[int]:
     return sorted(numbers, reverse=True)
 
 
-def fastest(times: ThreadTimes, n_threads: int, n_threads_batch: int) -> ThreadChoice | None:
-    """The fastest number of threads compared with those in use; None if those were not timed.
+def fastest(times: ThreadTimes, n_threads: int, n_threads_batch: int) -> tuple[int, float, bool] | None:
+    """(the fastest number of threads over both widths; its speed-up over the number in use, in the median
+    round; whether that exceeds the noise). None if those in use were not timed.
 
     n_threads, n_threads_batch: in use for one row and for several. Times are compared within a round, so that
     a temporary slowdown of the machine affects all numbers alike.
     """
     ours = zip(times.get(n_threads, ()), times.get(n_threads_batch, ()), strict=False)
     used = [sqrt(one * wide) for (one, _), (_, wide) in ours]
-    best = ThreadChoice(n_threads, 1.0, False)
+    best = n_threads, 1.0, False
     if not used:
         return None
     for n, samples in sorted(times.items()):
         if n == n_threads == n_threads_batch:
             continue
         ratios = [u / sqrt(one * wide) for u, (one, wide) in zip(used, samples, strict=False)]
-        if ratios and (gain := median(ratios)) > best.gain:
+        if ratios and (gain := median(ratios)) > best[1]:
             often = sum(ratio > 1 for ratio in ratios) >= MIN_SHARE * len(ratios) and len(ratios) >= len(used)
-            best = ThreadChoice(n, gain, often and gain >= MIN_GAIN)
+            best = n, gain, often and gain >= MIN_GAIN
     return best
 
 

@@ -331,16 +331,26 @@ class ParameterReader(ParameterFields):
         return biases
 
 
-class LogprobFields(RequestBody):
-    """logprobs: whether tokens are sent with their log probabilities; or, as top_logprobs and n_probs, how
-    many of the likeliest tokens are sent with each. zero_logprobs: what the number 0 in `logprobs` means,
-    None for nothing.
+class GenerationFields(StructuredFields):
+    """Fields of all bodies that request texts, besides the prompt and the sampling parameters.
+
+    keep_alive: seconds, negative for ever. prediction: as in `speculation`. reasoning_control: the reasoning
+    can be ended by /v1/chat/completions/control. logprobs: whether tokens are sent with their log
+    probabilities; or, as top_logprobs and n_probs, how many of the likeliest tokens are sent with each.
+    zero_logprobs: what the number 0 in `logprobs` means, None for nothing.
     """
 
     logprobs: bool | TopLogprobs | None = None
     top_logprobs: TopLogprobs | None = None
     n_probs: TopLogprobs | None = None
     zero_logprobs: ClassVar[int | None] = None
+    model: ModelName | None = None
+    stream: bool = False
+    speculation: Speculation = Speculation()
+    cache: CacheChoice = CacheChoice()
+    keep_alive: KeepAlive = None
+    prediction: Prediction | None = None
+    reasoning_control: bool = False
 
     @property
     def n_logprobs(self) -> int | None:
@@ -355,22 +365,6 @@ class LogprobFields(RequestBody):
             return None
         given = None if self.logprobs is None else self.logprobs or self.zero_logprobs
         return given if not most else max(most, given or 0)
-
-
-class GenerationFields(StructuredFields, LogprobFields):
-    """Fields of all bodies that request texts, besides the prompt and the sampling parameters.
-
-    keep_alive: seconds, negative for ever. prediction: as in `speculation`. reasoning_control: the reasoning
-    can be ended by /v1/chat/completions/control.
-    """
-
-    model: ModelName | None = None
-    stream: bool = False
-    speculation: Speculation = Speculation()
-    cache: CacheChoice = CacheChoice()
-    keep_alive: KeepAlive = None
-    prediction: Prediction | None = None
-    reasoning_control: bool = False
 
     def prompts(self, server: Mapping[str, Any]) -> Sequence[protocol.PromptInput]:
         """The prompts. server: the server's variables of chat templates. Raises FieldError."""
