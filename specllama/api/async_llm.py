@@ -17,7 +17,6 @@ from specllama.api.prompts import (
     Message,
     Params,
     Prompt,
-    PromptSource,
     conversation,
     prompt_or_messages,
     prompts_or_ids,
@@ -25,7 +24,6 @@ from specllama.api.prompts import (
 )
 from specllama.api.session import EngineSession, Tokenizer
 from specllama.calls import history
-from specllama.calls.tools import Tools
 from specllama.client import protocol
 from specllama.client.client import EngineClient, Submission
 from specllama.errors import SpecllamaError, UsageError
@@ -111,7 +109,8 @@ class AsyncLLM(BaseLLM):
         `abort`. See LLM.generate for the rest.
         """
         given = source(prompt)
-        request = self._request_of(given, sampling_params, n, speculate, {}, request_id, None, prediction)
+        how = speculate, None, request_id, None, prediction
+        (request,) = self._requests([given], sampling_params, n, *how)
         return self._read(request, lambda _: request.output())
 
     def chat(
@@ -133,7 +132,7 @@ class AsyncLLM(BaseLLM):
         offered = history.tools(tools, tool_choice, parallel_tool_calls)
         given = conversation(messages)
         how = speculate, variables, request_id, offered, prediction
-        request = self._request_of(given, sampling_params, n, *how)
+        (request,) = self._requests([given], sampling_params, n, *how)
         return self._read(request, lambda _: request.output())
 
     def stream(
@@ -150,7 +149,7 @@ class AsyncLLM(BaseLLM):
         variables = template_variables(chat_template_kwargs)
         given = prompt_or_messages(prompt)
         how = speculate, variables, request_id, None, prediction
-        request = self._request_of(given, sampling_params, 1, *how)
+        (request,) = self._requests([given], sampling_params, 1, *how)
         return self._read(request, request.delta)
 
     async def embed(
@@ -203,22 +202,6 @@ class AsyncLLM(BaseLLM):
     async def _client(self) -> EngineClient:
         await asyncio.shield(asyncio.wrap_future(self._loaded))
         return self._engine.client()
-
-    def _request_of(
-        self,
-        given: PromptSource,
-        params: Params | None,
-        n: int | None,
-        speculate: bool,
-        variables: Mapping[str, Any],
-        request_id: str | None,
-        tools: Tools | None,
-        prediction: str | None,
-    ) -> PendingRequest:
-        if request_id is not None and not isinstance(request_id, str):
-            raise UsageError(f"request_id must be a text, not {request_id!r}")
-        (request,) = self._requests([given], params, n, speculate, variables, request_id, tools, prediction)
-        return request
 
     async def _read(
         self, request: PendingRequest, made: Callable[[list[protocol.SequenceDelta]], Read]

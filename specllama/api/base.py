@@ -105,6 +105,8 @@ class BaseLLM(ABC):
         """One request for each prompt, checked as far as possible without the models. Raises UsageError."""
         if not isinstance(speculate, bool):
             raise UsageError(f"speculate must be true or false, not {speculate!r}")
+        if not isinstance(request_id, str | None):
+            raise UsageError(f"request_id must be a text, not {request_id!r}")
         settings, predicted = sampling(params, len(sources)), predictions(prediction, len(sources))
         made = []
         for source, values, text in zip(sources, settings, predicted, strict=True):
