@@ -129,7 +129,8 @@ class ModelLoader:
 
         if self._pending is None or self._pending[0] is not service:
             self._pending = service, await self._prepared(service)
-        by_path = {s.model.path: s for s in self._engines if self._may_unload(s)}
+        only = self._settings.others is None  # the model stays in memory
+        by_path = {s.model.path: s for s in self._engines if s.embeds or not only}
         models = [_in_memory(one) for one in by_path.values()]
         free = self._ledger.free(one.supervisor for one in self._engines)
         most = 0 if service.embeds else self._settings.models_max
@@ -137,10 +138,6 @@ class ModelLoader:
             most += sum(one.embeds for one in by_path.values())
         evicted = await asyncio.to_thread(select_evictions, self._pending[1], models, free, most)
         return [by_path[one.id] for one in evicted]
-
-    def _may_unload(self, service: Service) -> bool:
-        """Whether a model may be evicted: the single one of a server stays in memory."""
-        return self._settings.others is not None or service.embeds
 
     async def _prepared(self, service: Service) -> PendingLoad:
         from specllama.server.eviction import prepare_load

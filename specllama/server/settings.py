@@ -104,11 +104,6 @@ class ServerSettings:
             )
 
     @property
-    def administrators(self) -> Sequence[str]:
-        """Keys that may unload models; none on a server without keys, where everybody may."""
-        return self.admin_keys or self.keys[:1]
-
-    @property
     def shown_names(self) -> Sequence[str]:
         """The model's names, the preferred one first."""
         shown = [name for name in self.names if name != ANY_NAME]

@@ -85,7 +85,7 @@ class TextLimit:
         all_texts = list(texts)
         if 4 * sum(map(len, all_texts)) <= self._n_ctx:
             return
-        n_bytes = sum(len(text) if text.isascii() else _utf8_bytes(text) for text in all_texts)
+        n_bytes = sum(len(text.encode("utf-8", "surrogatepass")) for text in all_texts)
         if n_bytes > self._n_ctx:  # otherwise it fits even at a byte a token
             self.check_size(n_bytes)
 
@@ -98,10 +98,6 @@ class TextLimit:
     @functools.cached_property
     def _control(self) -> ControlTexts:
         return ControlTexts(self._model.control_texts)
-
-
-def _utf8_bytes(text: str) -> int:
-    return len(text.encode("utf-8", "surrogatepass"))
 
 
 _KEPT = 32  # turns

@@ -398,7 +398,9 @@ def checked_drafts(
             send(protocol.Notice(f"the draft is not used: {reason}"))
             return CheckedDrafts(head=inside)
         pair = translated(pair, shared)
-    _refuse_unfit(pair, "target and draft", _or_translate(target, header, pair))
+    could = None if pair.ok else overlap(target, header)[0]
+    other = f", or {option('draft_vocab', 'auto')}: {could.label}" if could is not None else ""
+    _refuse_unfit(pair, "target and draft", other)
     return CheckedDrafts(header, pair, shared, inside)
 
 
@@ -416,11 +418,6 @@ def _refuse_unfit(verdict: PairVerdict | HeadVerdict, both: str, other: str = ""
     if not verdict.ok:
         hint = f"choose another draft, or {option('draft_model', 'none')}{other}"
         raise IncompatiblePairError(f"{both} do not fit together: {verdict.reason}", hint)
-
-
-def _or_translate(target: Header, draft: Header, pair: PairVerdict) -> str:
-    shared = None if pair.ok else overlap(target, draft)[0]
-    return f", or {option('draft_vocab', 'auto')}: {shared.label}" if shared is not None else ""
 
 
 # The first decodes of the contexts of a load, so that no answer is slowed down by page faults, allocations

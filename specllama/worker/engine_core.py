@@ -40,7 +40,7 @@ from specllama.worker.idle import ExactMode, IdleMeasurer
 from specllama.worker.images import ImageEncoder
 from specllama.worker.intake import RequestIntake, Send, SequenceOutput, refusing
 from specllama.worker.load_info import inspect_build, load_info
-from specllama.worker.loader import Loaded, load
+from specllama.worker.loader import Loaded, load, slow_seconds
 from specllama.worker.no_draft_reason import drafting_verdict
 from specllama.worker.prefix_persister import PrefixPersister
 from specllama.worker.prompts import Prompts
@@ -131,7 +131,7 @@ class LoadedEngine:
     @property
     def predicted_seconds(self) -> float:
         """Of a step, by the last ones; of the first one, by the model's size."""
-        predicted = self._step_seconds or self.loaded.slow_step_seconds
+        predicted = self._step_seconds or slow_seconds(self.loaded.header, 64)
         return max(predicted, self.tuner.predicted if self.tuner is not None else 0.0)
 
     def step(self) -> None:

@@ -36,13 +36,14 @@ from specllama.llama.model import LlamaModel, end_of_turn_id
 from specllama.prefix_disk.memory_store import MemoryStore
 from specllama.processor_time import WorkMeter, of_thread
 from specllama.text.detokenizer import TokenWriter
+from specllama.text.reasoning import closing_tag
 from specllama.text.reasoning_budget import ReasoningBudget, ReasoningForm
 from specllama.text.terminal import printable
 from specllama.worker.conversations import token_bytes
 from specllama.worker.load_info import sampling_defaults
 from specllama.worker.loader import Loaded
 from specllama.worker.prefix_persister import PrefixPersister
-from specllama.worker.prompts import Prompt, Prompts, answer_query, end_of_prompt, open_reasoning_tag
+from specllama.worker.prompts import Prompt, Prompts, answer_query, end_of_prompt
 
 Send = Callable[[protocol.Message], None]
 _COPIED = "speculate", "draft_max", "owner", "final_probs", "exact", "warm", "end_loops"  # into the Request
@@ -175,7 +176,8 @@ class SequenceOutput:
         self.n_sent += len(ids)
         self.n_drafted, self.n_accept, self.n_rounds = stats.n_drafted, stats.n_accept, stats.rounds
         self.decode_seconds = stats.decode_seconds
-        rejected = self._rejected(model) if self.message.show_rejected else []
+        shown = g.rejected[:MAX_REJECTED] if self.message.show_rejected else ()
+        rejected = [(token_bytes(model, i).decode("utf-8", "replace"), source) for i, source in shown]
         return protocol.SequenceDelta(
             self.id, text, ids, runs, drafted, accepted, logprobs, rounds, seconds, rejected
         )
@@ -187,10 +189,6 @@ class SequenceOutput:
         )  # an end token has none
         positions = zip(ids, self.generation.logprobs[self.n_sent :], lengths, strict=False)
         return [_logprobs(model, token, logprob, n) for token, logprob, n in positions] or None
-
-    def _rejected(self, model: LlamaModel) -> list[tuple[str, str]]:
-        rejected = self.generation.rejected[:MAX_REJECTED]
-        return [(token_bytes(model, token).decode("utf-8", "replace"), source) for token, source in rejected]
 
 
 def _logprobs(
@@ -444,8 +442,8 @@ class RequestIntake:
         is_begun = chat is not None and chat.is_begun
         # Reasoning that goes on; that in channels is complete in the prompt, and the answer follows.
         goes_on = chat is not None and is_begun and not chat.prefix and calls.thought_tag != ""
-        tag = calls.thought_tag if goes_on else open_reasoning_tag(model, prompt.ids)
         end = end_of_prompt(model, prompt.ids)
+        tag = calls.thought_tag if goes_on else closing_tag(end)
         begun = not tag and (is_begun or calls.reasoning_is_over(end))
         is_open, notes = self._loaded.settings.schema_open, list[str]()
         if isinstance(params.json_schema, str):

@@ -89,11 +89,6 @@ class Loaded:
     memory_key: str = ""
 
     @property
-    def slow_step_seconds(self) -> float:
-        """Seconds that the first chunk of a prefill could take on a very slow machine."""
-        return slow_seconds(self.header, 64)
-
-    @property
     def n_working(self) -> int:
         """Threads that compute in a decode: one, which waits, where all layers are on devices."""
         target, n = self.settings.target, self.plan.target.n_gpu_layers

@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, NamedTuple
 
 from specllama.client import protocol
 from specllama.client.tune_messages import Heartbeat, Loading, Serve, Trim
@@ -141,7 +141,9 @@ def _serve(pipes: _Pipes) -> None:
         elif not isinstance(message, _Sized):
             core.run(message)
         elif isinstance(message.message, Serve):
-            _serve_rpc(message.message, pipes)
+            from specllama.worker.rpc import serve
+
+            serve(message.message, pipes.send)  # until the process ends
         elif isinstance(message.message, Trim):
             _trim(message.message, pipes)
         else:
@@ -171,12 +173,6 @@ def compile_kernels(send: Callable[[protocol.Message], None]) -> None:
     finally:
         done.set()
         thread.join()
-
-
-def _serve_rpc(message: Serve, pipes: _Pipes) -> NoReturn:
-    from specllama.worker.rpc import serve
-
-    serve(message, pipes.send)
 
 
 def _trim(message: Trim, pipes: _Pipes) -> None:

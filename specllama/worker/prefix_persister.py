@@ -294,22 +294,19 @@ def prefix_key(
     scales = [scale for _, scale in own.lora]
     more = {name: getattr(own, name) for name in _IN_KEY}
     build = build_info()
+    # The context beyond which llama.cpp uses the RoPE factors of long ones (get_rope_factors there).
+    original = header.integer(f"{header.architecture}.rope.scaling.original_context_length")
+    n_ctx_original = own.yarn_orig_ctx or original or header.n_ctx_train
     facts: dict[str, object] = {
         **target_key(header, own, context),
         **more,
         "lora": scales,
         "versions": [build["llama_cpp_python"], build["llama_cpp"], build["ggml"], system_info()],
         "system": [platform.system(), platform.machine()],
-        "long": context.n_ctx + context.n_spare > _n_ctx_original(header, own),
+        "long": context.n_ctx + context.n_spare > n_ctx_original,
         "rollback": context.max_rollback,
         "swa_full": own.swa_full is not False,
         "rpc": list(settings.rpc),
         "exact": [settings.exact, settings.exact_width],
     }
     return model_key(files, facts)
-
-
-def _n_ctx_original(header: Header, settings: ModelSettings) -> int:
-    """The context beyond which llama.cpp uses the RoPE factors of long ones (get_rope_factors there)."""
-    own = header.integer(f"{header.architecture}.rope.scaling.original_context_length")
-    return settings.yarn_orig_ctx or own or header.n_ctx_train

@@ -22,7 +22,6 @@ from specllama.core.prefix.stored import GAP, Boundary, Kind, distances
 from specllama.errors import ContextLengthError, NotSupportedError, SpecllamaError, UsageError, option, quoted
 from specllama.llama.model import FimTokens, LlamaModel, fim_tokens
 from specllama.text.prompt_parts import PromptPart, encode
-from specllama.text.reasoning import closing_tag
 from specllama.text.template_process import IsolatedTemplate, TemplateProcess
 from specllama.worker.conversations import (
     ConversationCache,
@@ -520,11 +519,6 @@ def _detokenized(model: LlamaModel, question: protocol.Detokenize, prompts: Prom
 def _texts(text: str) -> Iterator[tuple[str, bool]]:
     for begin in range(0, max(1, len(text)), _PART_CHARS):
         yield text[begin : begin + _PART_CHARS], begin + _PART_CHARS < len(text)
-
-
-def open_reasoning_tag(model: LlamaModel, ids: Sequence[int]) -> str:
-    """The tag that closes the reasoning opened at the end of the prompt; "" if none is open there."""
-    return closing_tag(end_of_prompt(model, ids))
 
 
 def end_of_prompt(model: LlamaModel, ids: Sequence[int]) -> str:

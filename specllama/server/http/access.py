@@ -74,7 +74,7 @@ class AccessMiddleware:
         self._keys = Keys(settings.keys)
         self._open_metrics = settings.open_metrics
         self._metrics_key = Keys((settings.metrics_key,) if settings.metrics_key else ())
-        self._admin_keys = Keys(settings.administrators)
+        self._admin_keys = Keys(settings.admin_keys or settings.keys[:1])
         local = is_loopback(settings.host) and not settings.host.startswith(UNIX)  # no page reaches a path
         self._any_host = not local and not settings.hosts
         self._hosts = {name.lower() for name in (*_LOCAL, settings.host.strip("[]"), *settings.hosts)}

@@ -241,12 +241,8 @@ def read_part(part: ContentPart, path: str, content: ReadContent, known: str = "
         content.texts.append(placeholder(kind, part.called))
         content.media.append(MediaPart(f"{path}.type", f"{path}.{part.type}", kind))
     else:
-        raise unknown_type(part.type, path, known)
-
-
-def unknown_type(kind: str, path: str, known: str = "") -> FieldError:
-    types = ", ".join(filter(None, ("text", "input_text", "output_text", "refusal", "thinking", known)))
-    return FieldError(f"{path}.type must be one of {types}, not {kind[:80]!r}", f"{path}.type")
+        types = ", ".join(filter(None, ("text", "input_text", "output_text", "refusal", "thinking", known)))
+        raise FieldError(f"{path}.type must be one of {types}, not {part.type[:80]!r}", f"{path}.type")
 
 
 def joined(given: str | HasText | Iterable[HasText] | None) -> str:

@@ -36,13 +36,6 @@ class Restriction:
         return cls(path, {"json_schema": schema}, bool(strict))
 
     @property
-    def goes_with_tools(self) -> bool:
-        """Whether an answer may be either tool calls or this text: true for schemas that set the form of
-        answers.
-        """
-        return "grammar" not in self.params and self.path != "json_schema"
-
-    @property
     def fields(self) -> dict[str, str]:
         """The field's path by the name of the parameter, for errors of the engine."""
         return dict.fromkeys(self.params, self.path)
@@ -56,7 +49,7 @@ def only_restriction(given: Sequence[Restriction], own: str, has_tools: bool) ->
         first, second = given[0].path, given[1].path
         raise FieldError(f"{first} and {second} are both given; only one can be", first.partition(".")[0])
     one = given[0] if given else Restriction()
-    if given and has_tools and not one.goes_with_tools:
+    if has_tools and ("grammar" in one.params or one.path == "json_schema"):  # others set the form of answers
         raise FieldError(f"tools and {one.path} are both given; {own} goes with tools", one.path)
     return one
 
