@@ -24,6 +24,7 @@ from specllama.errors import OptionNames, SpecllamaError, UsageError, with_optio
 if TYPE_CHECKING:
     import asyncio
 
+Asked = protocol.Generate | protocol.Question | tune_messages.Tune
 Deliver = Callable[[protocol.Message | SpecllamaError], None]
 _Answer = TypeVar("_Answer", bound=protocol.Message)
 _Inbox = queue.SimpleQueue[protocol.Message | SpecllamaError]
@@ -165,9 +166,7 @@ class EngineClient:
     def wait(self) -> NoReturn:
         raise self._child.wait()
 
-    def submit(
-        self, request: protocol.Generate | protocol.Question | tune_messages.Tune, deliver: Deliver
-    ) -> Submission:
+    def submit(self, request: Asked, deliver: Deliver) -> Submission:
         """Submit a request without waiting. deliver: called with Started, Prefilled …, Tokens (of this
         generation only), finally Done or an error; for a question only with parts of its answer, or an error.
 
@@ -177,9 +176,7 @@ class EngineClient:
         """
         return self.submit_choices(request, [deliver])[0]
 
-    def submit_choices(
-        self, request: protocol.Generate | protocol.Question | tune_messages.Tune, deliver: Sequence[Deliver]
-    ) -> list[Submission]:
+    def submit_choices(self, request: Asked, deliver: Sequence[Deliver]) -> list[Submission]:
         """Submit a request and its `choices`. deliver: for the request and each choice, in order."""
         choices = request.choices if isinstance(request, protocol.Generate) else []
         ids = [request.id, *(choice.id for choice in choices)]
@@ -192,23 +189,32 @@ class EngineClient:
             raise
         return [Submission(self, id_) for id_ in ids]
 
-    def generate(self, request: protocol.Generate) -> Iterator[protocol.Message]:
-        """Yields Started, Prefilled …, Tokens (of this generation only), finally Done. Closing the iterator
-        cancels the request.
+    def generate(self, request: Asked) -> Iterator[protocol.Message]:
+        """Yields Started, Prefilled …, Tokens (of this generation only), finally Done; for a question the
+        parts of its answer. Closing the iterator cancels the request.
 
         Raises UsageError and others before the first message, EngineError if decoding fails.
         """
-        return self._events(request)
+        inbox = _Inbox()
+        submission = self.submit(request, inbox.put)
+        try:
+            while True:
+                message = _checked(inbox.get())
+                yield message
+                if _is_last(message):
+                    return
+        finally:
+            submission.discard()
 
     def tune(self, request: tune_messages.Tune) -> Iterator[protocol.Message]:
         """Yields Tuning …, TuneMeasurement …, finally Tuned. Closing the iterator cancels the request.
 
         Raises EngineError and others, before the first message or in between.
         """
-        return self._events(request)
+        return self.generate(request)
 
     def ask(self, question: protocol.Question) -> list[Any]:
-        return [*self._events(question)]
+        return [*self.generate(question)]
 
     def embed(self, request: protocol.Embed) -> list[protocol.TextVectors]:
         """The vectors or scores of all texts of a request, in order. Raises what it fails with."""
@@ -234,20 +240,6 @@ class EngineClient:
 
     def close(self) -> None:
         self._child.close()
-
-    def _events(
-        self, request: protocol.Generate | protocol.Question | tune_messages.Tune
-    ) -> Iterator[protocol.Message]:
-        inbox = _Inbox()
-        submission = self.submit(request, inbox.put)
-        try:
-            while True:
-                message = _checked(inbox.get())
-                yield message
-                if _is_last(message):
-                    return
-        finally:
-            submission.discard()
 
     def _open(self, deliver: Mapping[int | None, Deliver], message: protocol.Message) -> None:
         """Send a message. deliver: by the ids of those who wait for answers."""
@@ -328,7 +320,7 @@ def _is_last(message: protocol.Message | SpecllamaError) -> bool:
     return ends or (isinstance(message, protocol.Answer) and not message.more)
 
 
-def _images_of(request: protocol.Generate | protocol.Question | tune_messages.Tune) -> list[protocol.Image]:
+def _images_of(request: Asked) -> list[protocol.Image]:
     prompt = getattr(request, "prompt", None) or getattr(request, "chat", None)
     return prompt.images if isinstance(prompt, protocol.ChatInput | protocol.TextInput) else []
 

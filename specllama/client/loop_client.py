@@ -17,8 +17,7 @@ from functools import partial
 from typing import IO, Any, TypeVar
 
 from specllama.client import protocol
-from specllama.client.client import Deliver, EngineClient, Submission
-from specllama.client.tune_messages import Tune
+from specllama.client.client import Asked, Deliver, EngineClient, Submission
 from specllama.clock import running_time
 from specllama.errors import SpecllamaError
 
@@ -51,9 +50,7 @@ class LoopClient(EngineClient):
         self._calls: deque[Callable[[], None]] = deque()
         super().__init__(log, notice, lambda: self._calls.append(ended), self._wake, self._loop)
 
-    def submit_choices(
-        self, request: protocol.Generate | protocol.Question | Tune, deliver: Sequence[Deliver]
-    ) -> list[Submission]:
+    def submit_choices(self, request: Asked, deliver: Sequence[Deliver]) -> list[Submission]:
         """See EngineClient; nothing is delivered before this method returns."""
         return super().submit_choices(request, [partial(self._deliver_later, one) for one in deliver])
 

@@ -7,7 +7,7 @@ A text whose engine died has no figures and is not counted.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, Metric
@@ -162,11 +162,7 @@ class Metrics:
         self.plain_seconds.inc(max(0.0, plain))
 
 
-class _Registered(Protocol):
-    registry: CollectorRegistry
-
-
-Figures = TypeVar("Figures", bound=_Registered)
+Figures = TypeVar("Figures")
 
 
 class MetricsByOwner(Generic[Figures]):

@@ -304,7 +304,12 @@ class Prompts:
             case protocol.TextInput(text):
                 self.limit.check(text, parse_special=True)
             case protocol.MixedInput(parts):
-                self._check_parts(parts)
+                if (n := sum(len(part) for part in parts if not isinstance(part, str))) >= self._n_ctx:
+                    raise context_length_error(n, self._n_ctx)
+                texts = [part for part in parts if isinstance(part, str)]
+                self.limit.check_bytes(texts)
+                for text in texts:
+                    self.limit.check(text, parse_special=True)
             case protocol.Infill() as gap:
                 whole = [gap.prefix, gap.suffix, gap.prompt]
                 self.limit.check_bytes([gap.prompt] if gap.extra is not None else whole)
@@ -381,20 +386,11 @@ class Prompts:
             lambda some: encode(some, images.tokenize, "", False),
         )
 
-    def _check_parts(self, parts: Sequence[str | list[int]]) -> None:
-        n = sum(len(part) for part in parts if not isinstance(part, str))
-        if n >= self._n_ctx:
-            raise context_length_error(n, self._n_ctx)
-        texts = [part for part in parts if isinstance(part, str)]
-        self.limit.check_bytes(texts)
-        for text in texts:
-            self.limit.check(text, parse_special=True)
-
     def _ids(self, prompt: protocol.PromptInput, images: PromptImages) -> list[int]:
         model = self._model
         match prompt:
             case protocol.TokenInput(ids):
-                return self._checked(ids)
+                return _checked(ids, model, "prompt")
             case protocol.TextInput(text):
                 return self._of_text(text, images)
             case protocol.MixedInput(parts):
@@ -403,7 +399,7 @@ class Prompts:
                     if isinstance(part, str):
                         all_ids += model.tokenize(part, model.adds_bos and i == 0, True)
                     else:
-                        all_ids += self._checked(part)
+                        all_ids += _checked(part, model, "prompt")
                 return all_ids
             case protocol.Infill():
                 return infill_ids(model, prompt, self._n_ctx, self._n_batch)
@@ -424,10 +420,6 @@ class Prompts:
             del ids[0]  # the prompt has a BOS of its own
         return ids
 
-    def _checked(self, ids: Sequence[int]) -> list[int]:
-        _check_ids(ids, self._model, "prompt")
-        return list(ids)
-
 
 @contextlib.contextmanager
 def _naming_prediction() -> Iterator[None]:
@@ -441,12 +433,13 @@ def _naming_prediction() -> Iterator[None]:
         raise UsageError(problem, hint, {"param": "prediction"}) from None
 
 
-def _check_ids(ids: Sequence[int], model: LlamaModel, param: str) -> None:
+def _checked(ids: Sequence[int], model: LlamaModel, param: str) -> list[int]:
     """Raises UsageError for ids that the model does not have. param: the field with the ids."""
     for i in ids:
         if not isinstance(i, int) or isinstance(i, bool) or not 0 <= i < model.n_vocab:
             message = f"token ids must be from 0 to {model.n_vocab - 1}, not {quoted(i)}"
             raise UsageError(message, details={"param": param})
+    return list(ids)
 
 
 # Answers queries about texts: tokens, the chat template.
@@ -511,7 +504,7 @@ def _tokenized(
 
 
 def _detokenized(model: LlamaModel, question: protocol.Detokenize, prompts: Prompts) -> str:
-    _check_ids(question.ids, model, "tokens")
+    _checked(question.ids, model, "tokens")
     prompts.limit.check_size(sum(len(token_bytes(model, i)) for i in question.ids))
     return detokenize(model, question.ids, special=not question.skip_special)
 

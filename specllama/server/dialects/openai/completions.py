@@ -256,9 +256,6 @@ class ChatRequest(TemplateInput, SamplingFields):
     def own_limit(self) -> int | None:
         return self.max_completion_tokens
 
-    def engine_fields(self) -> JsonObject:
-        return {**super().engine_fields(), "show_prompt": bool(self.verbose)}
-
 
 class ControlRequest(RequestBody):
     """The body of /v1/chat/completions/control. id: of the answer, as its chunks have it. action: what to do
@@ -352,9 +349,6 @@ class CompletionRequest(SamplingFields):
                 f"{len(prompts)} prompts with n {self.n} are more than {MAX_CHOICES} texts", "prompt"
             )
         return [self._input(prompt) for prompt in prompts]
-
-    def engine_fields(self) -> JsonObject:
-        return {**super().engine_fields(), "show_prompt": bool(self.verbose)}
 
     def _input(self, prompt: str | list[int]) -> protocol.PromptInput:
         if isinstance(prompt, list):

@@ -164,14 +164,12 @@ class ApiRequest:
     @property
     def id(self) -> str:
         """The request's id, as in the response headers and the log."""
-        id_: str = self._http.scope.get("specllama.id", "")
-        return id_
+        return str(self._http.scope.get("specllama.id", ""))
 
     @property
     def owner(self) -> str:
         """The name, not secret, of the request's API key; "" on a server without keys."""
-        owner: str = self._http.scope.get("specllama.owner", "")
-        return owner
+        return str(self._http.scope.get("specllama.owner", ""))
 
     @property
     def administers(self) -> bool:

@@ -483,6 +483,7 @@ class SamplingFields(ParameterReader, GenerationFields):
             **super().engine_fields(),
             "warm": self.warms,
             "progress": self.shows_progress,
+            "show_prompt": bool(self.verbose),
         }
 
     def answer_options(self, model: str, **more: Any) -> AnswerOptions:

@@ -191,30 +191,6 @@ class NestedFields(RequestBody):
         return _EFFORTS.get(effort, effort) if effort else None
 
 
-class FormFields(NestedFields):
-    """format: Ollama's, "json" or a schema. output_format: an older name of output_config.format."""
-
-    response_format: ResponseFormat | None = None
-    output_format: Annotated[ResponseFormat | None, only(_is_object)] = None
-    format: Annotated[Format | None, only(lambda value: value == "json" or _is_object(value))] = None
-
-    def forms(self) -> list[Restriction]:
-        """The restrictions set by the fields. Raises FieldError."""
-        places = {
-            "response_format": self.response_format,
-            "text.format": self.text and self.text.format,
-            "output_config.format": self.output_config and self.output_config.format,
-            "output_format": self.output_format,
-        }
-        forms = [form.restriction(path) for path, form in places.items() if form]
-        if isinstance(self.format, ResponseFormat):
-            forms.append(self.format.restriction("format"))
-        elif self.format not in (None, ""):
-            schema = self.format if isinstance(self.format, dict) else ANY_OBJECT
-            forms.append(Restriction.of("format", schema))
-        return [one for one in forms if one is not None]
-
-
 MAX_CHOICES, MAX_CHOICE = 256, 1024
 _DOUBLE = "::="  # a grammar that contains it is read as GBNF
 Text = Annotated[str, Field(max_length=MAX_JSON)]
@@ -236,17 +212,38 @@ class StructuredOutputs(Body):
     structural_tag: None = None
 
 
-class StructuredFields(FormFields):
-    """guided_*: vLLM's older names. own_form: the API's own field, for errors."""
+class StructuredFields(NestedFields):
+    """format: Ollama's, "json" or a schema. output_format: an older name of output_config.format. guided_*:
+    vLLM's older names. own_form: the API's own field, for errors.
+    """
 
     own_form: ClassVar[str] = "response_format"
 
+    response_format: ResponseFormat | None = None
+    output_format: Annotated[ResponseFormat | None, only(_is_object)] = None
+    format: Annotated[Format | None, only(lambda value: value == "json" or _is_object(value))] = None
     structured_outputs: StructuredOutputs | None = None
     guided_json: SchemaOrText | None = None
     guided_json_object: bool | None = None
     guided_regex: Text | None = None
     guided_choice: Choices | None = None
     guided_grammar: Text | None = None
+
+    def forms(self) -> list[Restriction]:
+        """The restrictions set by the fields. Raises FieldError."""
+        places = {
+            "response_format": self.response_format,
+            "text.format": self.text and self.text.format,
+            "output_config.format": self.output_config and self.output_config.format,
+            "output_format": self.output_format,
+        }
+        forms = [form.restriction(path) for path, form in places.items() if form]
+        if isinstance(self.format, ResponseFormat):
+            forms.append(self.format.restriction("format"))
+        elif self.format not in (None, ""):
+            schema = self.format if isinstance(self.format, dict) else ANY_OBJECT
+            forms.append(Restriction.of("format", schema))
+        return [one for one in forms if one is not None]
 
     @property
     def has_tools(self) -> bool:
