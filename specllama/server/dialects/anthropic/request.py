@@ -239,6 +239,7 @@ class PromptRequest(ConversationFields):
     """The input of a prompt. Unknown fields have no effect."""
 
     unnamed = frozenset({"context_management"})
+    own_effort: ClassVar[str] = "output_config"
 
     model: Annotated[str, Field(max_length=512)] | None = None
     messages: Annotated[list[MessageTurn], AtMost(MAX_MESSAGES, 1)]
@@ -255,10 +256,6 @@ class PromptRequest(ConversationFields):
         for i, message in enumerate(self.messages):
             message.add_to(reader, f"messages[{i}]")
         return reader.read()
-
-    @property
-    def own_effort(self) -> str | None:
-        return self.configured_effort
 
     def check_roles(self, betas: str) -> None:
         """Raises FieldError if the first message has the role system without a beta that allows it.

@@ -250,11 +250,8 @@ def _chat_logprobs(positions: Sequence[PositionLogprobs]) -> JsonObject:
 class ChatRequest(TemplateInput, SamplingFields):
     """The body of /v1/chat/completions."""
 
+    limit_fields: ClassVar[Sequence[str]] = ("max_completion_tokens", *SamplingFields.limit_fields)
     max_completion_tokens: Count | None = None
-
-    @property
-    def own_limit(self) -> int | None:
-        return self.max_completion_tokens
 
 
 class ControlRequest(RequestBody):

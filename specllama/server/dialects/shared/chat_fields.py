@@ -7,7 +7,7 @@ API is. The messages are those of /v1/chat/completions, /apply-template and /api
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, PrivateAttr, field_validator, model_validator
 
@@ -62,8 +62,10 @@ class ReasoningFields(Body):
 
 class ThinkingFields(NestedFields):
     """chat_template_kwargs: variables of the template, which take precedence. reasoning_format: see
-    EventAssembler.
+    EventAssembler. own_effort: the API's own field of the effort, which counts first.
     """
+
+    own_effort: ClassVar[str] = "reasoning_effort"
 
     chat_template_kwargs: Annotated[JsonObject, SMALL, Field(max_length=64, default_factory=dict)]
     enable_thinking: bool | None = None
@@ -92,22 +94,19 @@ class ThinkingFields(NestedFields):
             return self.thinking.budget_tokens
         return self.reasoning.max_tokens if self.reasoning else None
 
-    @property
-    def own_effort(self) -> str | None:
-        """The effort by the API's own field, which takes precedence."""
-        return None
-
     def template_variables(self, server: Mapping[str, Any]) -> JsonObject:
         """The variables of the chat template. server: those of the server. Raises FieldError."""
         return {**server, **self.thinking_variables()}
 
     def thinking_variables(self) -> JsonObject:
         """The variables set by the fields. Raises FieldError."""
-        level = self.think if isinstance(self.think, str) else None
-        inner = self.reasoning.effort if self.reasoning else None
-        variables = effort_variables(
-            self.own_effort or self.reasoning_effort or inner or self.configured_effort or level
-        )
+        efforts = {
+            "reasoning_effort": self.reasoning_effort,
+            "reasoning": self.reasoning.effort if self.reasoning else None,
+            "output_config": self.configured_effort,
+            "think": self.think if isinstance(self.think, str) else None,
+        }
+        variables = effort_variables(efforts[self.own_effort] or next(filter(None, efforts.values()), None))
         switch = self._switch
         if switch is not None:
             variables["enable_thinking"] = switch

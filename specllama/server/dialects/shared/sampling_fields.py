@@ -459,8 +459,11 @@ class GenerationFields(StructuredFields):
 
 
 class SamplingFields(ParameterReader, GenerationFields):
-    """The parameters of a generation. n_predict: 0 only evaluates the prompt, for later requests."""
+    """The parameters of a generation. n_predict: 0 only evaluates the prompt, for later requests.
+    limit_fields: those with the limit of the text, that of the API itself first.
+    """
 
+    limit_fields: ClassVar[Sequence[str]] = ("max_tokens", "n_predict")
     stream_options: StreamOptions = StreamOptions()
     n: Annotated[int, Field(ge=1, le=MAX_N)] = 1
     timings_per_token: bool = False
@@ -474,7 +477,7 @@ class SamplingFields(ParameterReader, GenerationFields):
         return super().prepared(with_options(data, _OPTIONS))
 
     def params(self) -> JsonObject:
-        limit = first(self.own_limit, self.max_tokens, self.n_predict)
+        limit = first(*(getattr(self, name) for name in self.limit_fields))
         return self.sampling(max_tokens=limit, logprobs=self.n_logprobs, **self.limits.params)
 
     def engine_fields(self) -> JsonObject:
@@ -495,11 +498,6 @@ class SamplingFields(ParameterReader, GenerationFields):
             verbose=bool(self.verbose),
             **more,
         )
-
-    @property
-    def own_limit(self) -> int | None:
-        """The limit of the text by the API's own field, which takes precedence."""
-        return None
 
     @property
     def warms(self) -> bool:

@@ -350,6 +350,8 @@ class ResponsesRequest(ConversationFields, SamplingFields):
     """
 
     own_form: ClassVar[str] = "text.format"
+    own_effort: ClassVar[str] = "reasoning"
+    limit_fields: ClassVar[Sequence[str]] = ("max_output_tokens", *SamplingFields.limit_fields)
     previous_response_id: Refused = None
     conversation: Refused = None
     background: Refused = None
@@ -376,14 +378,6 @@ class ResponsesRequest(ConversationFields, SamplingFields):
     def ignored_fields(self) -> tuple[str, ...]:
         unknown = (f"include: {name}" for name in dict.fromkeys(self.include or ()) if name not in _INCLUDED)
         return (*super().ignored_fields, *unknown)[:MAX_NAMED]
-
-    @property
-    def own_effort(self) -> str | None:
-        return self.reasoning.effort if self.reasoning else None
-
-    @property
-    def own_limit(self) -> int | None:
-        return self.max_output_tokens
 
     @property
     def n_logprobs(self) -> int | None:

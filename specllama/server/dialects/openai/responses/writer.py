@@ -20,55 +20,12 @@ from specllama.server.dialects.openai.responses.request import name_only
 from specllama.server.dialects.shared.figures import described, prompt_progress, running_timings, trace_of
 from specllama.server.dialects.shared.writer import AnswerOptions, AnswerWriter, error_body, named_event
 
-# The output items of a response, from the accumulated events, for streamed and whole answers.
-
-
 COMPLETED, INCOMPLETE, IN_PROGRESS = "completed", "incomplete", "in_progress"
 OutputEntry = str | events.AccumulatedText | events.AccumulatedCall
 """The content of an item: reasoning, a text or a call."""
 
 
-class OutputItems:
-    """Writes the items of one response. key: part of their ids. names: see RequestTools."""
-
-    def __init__(self, key: str, names: Mapping[str, tuple[str, str]]) -> None:
-        self._key, self._names = key, names
-
-    def of(self, choice: events.AccumulatedChoice) -> list[JsonObject]:
-        entries = entries_of(choice)
-        return [self.item(entry, i, status_of(choice, entries, i)) for i, entry in enumerate(entries)]
-
-    def item(self, entry: OutputEntry, index: int, status: str, filled: bool = True) -> JsonObject:
-        """The item at an index of the output. filled: with its content."""
-        if isinstance(entry, events.AccumulatedCall):
-            namespace, name = self._names.get(entry.name, ("", entry.name))
-            return {
-                "id": f"fc_{self._key}{index}",
-                "type": "function_call",
-                "call_id": f"call_{entry.id}",
-                "name": name,
-                "arguments": entry.arguments if filled else "",
-                "status": status,
-                **({"namespace": namespace} if namespace else {}),
-            }
-        if isinstance(entry, str):
-            return {
-                "id": f"rs_{self._key}{index}",
-                "type": "reasoning",
-                "summary": [],
-                "content": [reasoning_part(entry)] if filled else [],
-                "status": status,
-            }
-        return {
-            "id": f"msg_{self._key}{index}",
-            "type": "message",
-            "role": "assistant",
-            "status": status,
-            "content": [text_part(entry.text, entry.logprobs)] if filled else [],
-        }
-
-
-def entries_of(choice: events.AccumulatedChoice) -> list[OutputEntry]:
+def _entries(choice: events.AccumulatedChoice) -> list[OutputEntry]:
     """The contents of the items, in order; all reasoning is one, at the end where other items come before it.
     An answer that ends without any has an empty text.
     """
@@ -78,7 +35,7 @@ def entries_of(choice: events.AccumulatedChoice) -> list[OutputEntry]:
     return entries if entries or choice.end is None else [events.AccumulatedText("")]
 
 
-def status_of(choice: events.AccumulatedChoice, entries: Sequence[OutputEntry], index: int) -> str:
+def _status(choice: events.AccumulatedChoice, entries: Sequence[OutputEntry], index: int) -> str:
     """The status of the item at an index, after it was closed or the answer ended."""
     entry = entries[index]
     if isinstance(entry, events.AccumulatedCall):
@@ -105,9 +62,8 @@ def echo_json(echo: JsonObject) -> bytes:
     whole = events.to_json(echo)
     if len(whole) <= MAX_ECHO:
         return whole
-    return events.to_json(
-        {**echo, "instructions": None, "tools": [name_only(tool) for tool in echo["tools"]]}
-    )
+    tools = [name_only(tool) for tool in echo["tools"]]
+    return events.to_json({**echo, "instructions": None, "tools": tools})
 
 
 class ResponsesWriter(AnswerWriter):
@@ -126,13 +82,45 @@ class ResponsesWriter(AnswerWriter):
     ) -> None:
         super().__init__(options)
         self._echo, self._keep = echo, keep
-        key = events.random_key()
-        self.id = f"resp_{key}"
-        self._items = OutputItems(f"{key}_", names)
+        self._key, self._names = events.random_key(), names
+        self.id = f"resp_{self._key}"
         self._n_events = 0
         self._index = -1  # in the output, of the item that was opened last
         self._open = ""  # its type while it is not closed
         self._position: JsonObject = {"item_id": "", "output_index": -1}  # of it, in events
+
+    def _output(self, choice: events.AccumulatedChoice) -> list[JsonObject]:
+        entries = _entries(choice)
+        return [self._item(entry, i, _status(choice, entries, i)) for i, entry in enumerate(entries)]
+
+    def _item(self, entry: OutputEntry, index: int, status: str, filled: bool = True) -> JsonObject:
+        """The item at an index of the output. filled: with its content."""
+        if isinstance(entry, events.AccumulatedCall):
+            namespace, name = self._names.get(entry.name, ("", entry.name))
+            return {
+                "id": f"fc_{self._key}_{index}",
+                "type": "function_call",
+                "call_id": f"call_{entry.id}",
+                "name": name,
+                "arguments": entry.arguments if filled else "",
+                "status": status,
+                **({"namespace": namespace} if namespace else {}),
+            }
+        if isinstance(entry, str):
+            return {
+                "id": f"rs_{self._key}_{index}",
+                "type": "reasoning",
+                "summary": [],
+                "content": [reasoning_part(entry)] if filled else [],
+                "status": status,
+            }
+        return {
+            "id": f"msg_{self._key}_{index}",
+            "type": "message",
+            "role": "assistant",
+            "status": status,
+            "content": [text_part(entry.text, entry.logprobs)] if filled else [],
+        }
 
     def encoded(self, chunk: JsonObject) -> bytes:
         return named_event(chunk)
@@ -142,7 +130,7 @@ class ResponsesWriter(AnswerWriter):
 
     def close(self) -> None:
         if self.fold.choices:
-            self._keep(self._items.of(self.fold.choices[0]))
+            self._keep(self._output(self.fold.choices[0]))
 
     def error_event(self, error: SpecllamaError) -> bytes:
         """An error event for the SDKs, and the end of the response for agents that
@@ -152,7 +140,7 @@ class ResponsesWriter(AnswerWriter):
         code, message = shown["code"] or shown["type"], shown["message"]
         begun = [] if self._n_events else self._begin()
         failure = self._event("error", {"code": code, "message": message, "param": shown["param"]})
-        output = self._items.of(self.fold.choices[0]) if self.fold.choices else []
+        output = self._output(self.fold.choices[0]) if self.fold.choices else []
         failed = self._response("failed", output, {"code": "server_error", "message": message})
         last = self._event("response.failed", {"response": failed})
         return b"".join(map(self.encoded, [*begun, failure, last]))
@@ -210,8 +198,8 @@ class ResponsesWriter(AnswerWriter):
             return []
         parts = self._close()
         self._open, self._index = kind, self._index + 1
-        entry = entries_of(self.fold.choices[0])[self._index]
-        item = self._items.item(entry, self._index, IN_PROGRESS, filled=False)
+        entry = _entries(self.fold.choices[0])[self._index]
+        item = self._item(entry, self._index, IN_PROGRESS, filled=False)
         self._position = {"item_id": item["id"], "output_index": self._index}
         data: JsonObject = {"output_index": self._index, "item": item}
         if trace:
@@ -228,8 +216,8 @@ class ResponsesWriter(AnswerWriter):
             return []
         self._open, i = "", self._index
         choice = self.fold.choices[0]
-        entries = entries_of(choice)
-        item = self._items.item(entries[i], i, status_of(choice, entries, i))
+        entries = _entries(choice)
+        item = self._item(entries[i], i, _status(choice, entries, i))
         parts = []
         if item["type"] == "function_call":
             arguments: JsonObject = {
@@ -273,7 +261,7 @@ class ResponsesWriter(AnswerWriter):
         self.close()
         choice = self.fold.choices[0]
         complete = choice.end is not None and choice.end.reason == "stop"
-        response = self._response(COMPLETED if complete else INCOMPLETE, self._items.of(choice))
+        response = self._response(COMPLETED if complete else INCOMPLETE, self._output(choice))
         return {
             **response,
             "usage": response_usage(self.fold),
