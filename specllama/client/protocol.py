@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import struct
 from base64 import b64decode
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, get_args
 
@@ -482,6 +482,7 @@ Command = Load | ToGeneration | EngineCommand | Question
 Progress = Started | Queued | Prefilled | Tokens | Notice | EngineProgress
 Result = Ready | Done | Failed | EngineResult | Answer
 Message = Command | Progress | Result
+Send = Callable[[Message], None]
 _KINDS: Mapping[str, type[Message]] = {kind.__name__: kind for kind in get_args(Message)}
 
 

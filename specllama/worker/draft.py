@@ -107,7 +107,7 @@ def open_model(
     target_model: LlamaModel,
     shared: Overlap | None,
     plan: MemoryPlan,
-    send: Callable[[protocol.Message], None],
+    send: protocol.Send,
 ) -> tuple[LoadedDraft | None, str]:
     """(the draft model with a context for all slots, ""), or (None, the reason) if it cannot be used. header,
     target: of the draft and of the target. shared: what the vocabularies share where the draft's tokens are
@@ -177,7 +177,7 @@ def fitted_to(s: ModelSettings, n_gpu_layers: int) -> ModelSettings:
     return replace(s, n_gpu_layers=n_gpu_layers if s.n_gpu_layers != ALL_LAYERS else ALL_LAYERS)
 
 
-def reporter(name: str, send: Callable[[protocol.Message], None]) -> Callable[[float], None]:
+def reporter(name: str, send: protocol.Send) -> Callable[[float], None]:
     last = 0.0
 
     def report(share: float) -> None:
@@ -239,7 +239,7 @@ def open_head(
     of: Header,
     target: LlamaContext,
     plan: MemoryPlan,
-    send: Callable[[protocol.Message], None],
+    send: protocol.Send,
 ) -> tuple[LoadedHead | None, str]:
     """(the head with a cache for all slots, ""), or (None, the reason) if it cannot be used. of: the header
     of the target.
@@ -321,7 +321,7 @@ def _block_context(
     return context
 
 
-def _left_out(reason: str, send: Callable[[protocol.Message], None]) -> str:
+def _left_out(reason: str, send: protocol.Send) -> str:
     problem = f"the head cannot be used: {reason}"
     send(protocol.Notice(problem))
     return problem
@@ -367,9 +367,7 @@ class CheckedDrafts:
         return tuple(one for one in (self.pair, self.head) if one is not None)
 
 
-def checked_drafts(
-    settings: LoadSettings, target: Header, send: Callable[[protocol.Message], None]
-) -> CheckedDrafts:
+def checked_drafts(settings: LoadSettings, target: Header, send: protocol.Send) -> CheckedDrafts:
     """The drafts that the settings ask for. A head inside the target is used where it is the draft, or where
     the draft is a model; it is left out with a notice where it cannot be used. Raises IncompatiblePairError
     for a file that does not fit, GGUFError.
@@ -404,9 +402,7 @@ def checked_drafts(
     return CheckedDrafts(header, pair, shared, inside)
 
 
-def _noticed(
-    inside: HeadVerdict | None, reason: str, send: Callable[[protocol.Message], None]
-) -> HeadVerdict | None:
+def _noticed(inside: HeadVerdict | None, reason: str, send: protocol.Send) -> HeadVerdict | None:
     """The verdict, after a notice of the reason if there is one."""
     if reason:
         send(protocol.Notice(f"the head of the model is not used: {reason}"))

@@ -34,7 +34,6 @@ from specllama.models.memory.available import available_memory
 from specllama.models.memory.plan import on_gpus, plan_embedder
 from specllama.worker.conversations import detokenize, token_bytes
 from specllama.worker.draft import checked_header, fitted_to, gpus, reporter
-from specllama.worker.intake import Send
 from specllama.worker.load_info import facts
 from specllama.worker.loader import slow_seconds
 
@@ -110,7 +109,7 @@ class EmbeddingEngine:
     model: LlamaModel
     context: EmbeddingContext
     info: EmbeddingInfo
-    send: Send
+    send: protocol.Send
     n_together: int
     requests: deque[_EmbedRequest]
     loaded: None = None
@@ -253,7 +252,7 @@ def writes_nothing(name: str, info: EmbeddingInfo) -> str:
     return f"{name} {'ranks documents' if info.ranks else 'makes vectors of texts'}, and writes none"
 
 
-def open_embedder(order: protocol.Load, send: Send) -> tuple[EmbeddingEngine, protocol.Ready]:
+def open_embedder(order: protocol.Load, send: protocol.Send) -> tuple[EmbeddingEngine, protocol.Ready]:
     """Load an embedding model. Raises IntegrityError, ResourceError, UsageError."""
     started = running_time()
     settings = order.settings

@@ -38,7 +38,7 @@ from specllama.worker.corpus import Corpus
 from specllama.worker.embedding import EmbeddingEngine, loads_embedder, open_embedder
 from specllama.worker.idle import ExactMode, IdleMeasurer
 from specllama.worker.images import ImageEncoder
-from specllama.worker.intake import RequestIntake, Send, SequenceOutput, refusing
+from specllama.worker.intake import RequestIntake, SequenceOutput, refusing
 from specllama.worker.load_info import inspect_build, load_info
 from specllama.worker.loader import Loaded, load, slow_seconds
 from specllama.worker.no_draft_reason import drafting_verdict
@@ -71,7 +71,7 @@ class LoadedEngine:
     idle: IdleMeasurer
     exact: ExactMode
     slot_actions: SlotActions
-    send: Send
+    send: protocol.Send
     persister: PrefixPersister | None = None
     memory: MemoryStore | None = None
     corpus: Corpus | None = None
@@ -366,7 +366,7 @@ _CACHE_SHARE = 0.25  # of what is free after the load, for all prefix states
 
 def open_engine(
     order: protocol.Load,
-    send: Send,
+    send: protocol.Send,
     store: Store,
     post: Callable[[Callable[[], None]], None] | None,
 ) -> tuple[LoadedEngine, protocol.Ready]:
@@ -443,7 +443,7 @@ def _engine(loaded: Loaded) -> Engine:
     return engine
 
 
-def _prefix_persister(loaded: Loaded, store: PrefixStore, send: Send) -> PrefixPersister | None:
+def _prefix_persister(loaded: Loaded, store: PrefixStore, send: protocol.Send) -> PrefixPersister | None:
     s, directory = loaded.settings, default_directory()
     if not s.cache_disk or not loaded.prefix_key or s.rpc:
         return None
@@ -467,7 +467,7 @@ def _prefix_persister(loaded: Loaded, store: PrefixStore, send: Send) -> PrefixP
     )
 
 
-def _notice(send: Send) -> Callable[[str], None]:
+def _notice(send: protocol.Send) -> Callable[[str], None]:
     return lambda text: send(protocol.Notice(text))
 
 
@@ -486,7 +486,7 @@ class EngineCore:
 
     def __init__(
         self,
-        send: Callable[[protocol.Message], None],
+        send: protocol.Send,
         store: Store | None = None,
         post: Callable[[Callable[[], None]], None] | None = None,
     ) -> None:

@@ -45,7 +45,6 @@ from specllama.worker.loader import Loaded
 from specllama.worker.prefix_persister import PrefixPersister
 from specllama.worker.prompts import Prompt, Prompts, answer_query, end_of_prompt
 
-Send = Callable[[protocol.Message], None]
 _COPIED = "speculate", "draft_max", "owner", "final_probs", "exact", "warm", "end_loops"  # into the Request
 
 
@@ -99,13 +98,13 @@ def choice_ids(message: protocol.Message) -> list[int]:
     return [choice.id for choice in message.choices] if isinstance(message, protocol.Generate) else []
 
 
-def refuse(send: Send, error: SpecllamaError, *ids: int | None) -> None:
+def refuse(send: protocol.Send, error: SpecllamaError, *ids: int | None) -> None:
     for id_ in ids:
         send(protocol.Failed(error.to_dict(), id_))
 
 
 @contextlib.contextmanager
-def refusing(send: Send, message: protocol.Message) -> Iterator[None]:
+def refusing(send: protocol.Send, message: protocol.Message) -> Iterator[None]:
     """Send the errors within to those who wait for an answer to a message."""
     try:
         yield
@@ -335,7 +334,7 @@ class RequestIntake:
         engine: Engine,
         prompts: Prompts,
         running: list[SequenceOutput],
-        send: Send,
+        send: protocol.Send,
         post: Callable[[Callable[[], None]], None] | None,
         persister: PrefixPersister | None = None,
         memory: MemoryStore | None = None,

@@ -5,7 +5,6 @@ llama.cpp opens no file before its header has passed the check.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -150,7 +149,7 @@ def slow_seconds(header: Header, n_rows: int) -> float:
 
 def load(
     settings: LoadSettings,
-    send: Callable[[protocol.Message], None],
+    send: protocol.Send,
     store: Store,
     open_draft: bool = True,
     reserved: int = 0,
@@ -258,7 +257,7 @@ def _planned(
     header: Header,
     drafts: CheckedDrafts,
     projector: Projector | None,
-    send: Callable[[protocol.Message], None],
+    send: protocol.Send,
     reserved: int,
 ) -> tuple[memory.MemoryPlan, CheckedDrafts, int, Projector | None]:
     """The memory plan, the drafts that it has room for, the recurrent states of each sequence, the projector.

@@ -152,7 +152,7 @@ def _serve(pipes: _Pipes) -> None:
                 gc.freeze()  # the loaded objects stay: no collection needs to scan them
 
 
-def compile_kernels(send: Callable[[protocol.Message], None]) -> None:
+def compile_kernels(send: protocol.Send) -> None:
     """Compile specllama's kernels if there is no object of them yet, and report the progress: the front ends
     a process that sends nothing.
     """

@@ -175,12 +175,11 @@ def _all() -> Iterator[tuple[socket.socket, _Address, _Address | None]]:
                 yield sock, sock.getsockname(), peer
 
 
-Send = Callable[[protocol.Message], None]
 _PROBE_SECONDS = 1.0  # a client that leaves sooner was only a probe
 _POLL_SECONDS = 0.01
 
 
-def serve(request: Serve, send: Send) -> NoReturn:
+def serve(request: Serve, send: protocol.Send) -> NoReturn:
     """Serve until the process ends. `send` receives Serving, then a Notice for each client that stays.
 
     Raises UsageError for unknown devices, ResourceError if the address is taken meanwhile, EngineError if
@@ -240,7 +239,7 @@ def _stdout() -> int:
     return reading
 
 
-def _announce(port: int, serving: Serving, send: Send) -> None:
+def _announce(port: int, serving: Serving, send: protocol.Send) -> None:
     while (listener := open_listener(port)) is None:
         time.sleep(_POLL_SECONDS)
     with listener:
@@ -255,7 +254,7 @@ class _Clients:
     """Reports clients that connect and disconnect, from the lines that ggml prints."""
 
     port: int
-    send: Send
+    send: protocol.Send
     cache: TensorCache | None
     _name: str = ""
     _since: float = 0.0
@@ -288,7 +287,7 @@ class _Clients:
             self.send(protocol.Notice(f"{self._name} left after {seconds:.0f} s"))
 
 
-def attach(settings: LoadSettings, send: Send) -> LoadSettings:
+def attach(settings: LoadSettings, send: protocol.Send) -> LoadSettings:
     """Add the workers of the settings to llama.cpp's devices. Returns the settings with the draft's devices.
 
     By default the target uses all workers and GPUs, and the draft the local GPUs, or else the CPU. If a

@@ -8,7 +8,7 @@ import math
 import os
 import shutil
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -174,13 +174,12 @@ def _same_bytes(source: trimming.TrimSource, written: Header, ids: Ids, retype: 
             raise IntegrityError(f"{written.path}: tensor {t.name!r} is not the source's", "trim it again")
 
 
-Send = Callable[[protocol.Message], None]
 _PIECE = 1 << 16  # characters that are tokenised at once
 _MARGIN = 16 << 20  # bytes of the disk that stay free
 WRITING, VERIFYING, READING = "writing", "verifying", "reading the draft"
 
 
-def trim(request: Trim, send: Send) -> Trimmed:
+def trim(request: Trim, send: protocol.Send) -> Trimmed:
     """Write the file. Raises SpecllamaError; the file is not there then, and nothing under its temporary name
     either.
     """
@@ -195,7 +194,7 @@ def trim(request: Trim, send: Send) -> Trimmed:
             temporary.unlink(missing_ok=True)
 
 
-def _trim(request: Trim, temporary: Path, send: Send) -> Trimmed:
+def _trim(request: Trim, temporary: Path, send: protocol.Send) -> Trimmed:
     source = _source(request)
     header, settings = source.header, ModelSettings(path=request.source, n_threads=request.n_threads)
     counts = _counts(settings, request)

@@ -64,7 +64,7 @@ class Tuner:
         engine: Engine | None,
         loaded: Loaded,
         ids_of: Callable[[protocol.Generate], list[int]],
-        send: Callable[[protocol.Message], None],
+        send: protocol.Send,
     ) -> None:
         if engine is None or loaded.draft is not None or loaded.head is not None:
             raise EngineError("only an idle engine without a draft can be tuned")
