@@ -283,10 +283,8 @@ class CountRequest(PromptRequest):
 class MessagesRequest(PromptRequest, SamplingFields):
     """The body of /v1/messages. All sampling parameters of the program may be given, too."""
 
-    model: Annotated[str, Field(max_length=512)] | None = None
     max_tokens: Annotated[int, Field(ge=1, lt=2**31)]
     n: Literal[1] = 1
-    output_config: OutputConfig | None = None
     own_form: ClassVar[str] = "output_config.format"
     aliases: ClassVar[Mapping[str, str]] = {"n_predict": "max_tokens"}
     stop_sequences: StopList = None

@@ -219,7 +219,6 @@ async def act(api: ApiRequest) -> Response:
     if action not in ("save", "restore", "erase"):
         raise UsageError("Invalid action: it is save, restore or erase")
     if action == "erase":
-        await _check_slot(api, slot)
         erased = await api.supervisor.query(
             lambda id_: protocol.SlotAction(id_, slot, action, owner=api.owner), protocol.SlotDone
         )
@@ -231,12 +230,13 @@ async def act(api: ApiRequest) -> Response:
     if folder is None:
         raise NotSupportedError("slots of different keys cannot be told apart: the cache is not usable")
     path = os.path.abspath(expanded(directory) / folder / name)
-    await _check_slot(api, slot)
     done = await api.supervisor.query(
         lambda id_: protocol.SlotAction(id_, slot, action, path, api.owner, api.scopes.of(api.owner)),
         protocol.SlotDone,
     )
-    return JSONResponse(_shown(action, slot, name, done))
+    tokens, n_bytes = ("n_saved", "n_written") if action == "save" else ("n_restored", "n_read")
+    shown = {"id_slot": slot, "filename": name, tokens: done.n_tokens, n_bytes: done.n_bytes}
+    return JSONResponse({**shown, "timings": {f"{action}_ms": 1000 * done.seconds}})
 
 
 def is_file_name(name: str) -> bool:
@@ -255,24 +255,6 @@ def _slot(text: str) -> int:
     if not number or not -(2**31) <= int(number[1]) < 2**31:
         raise UsageError("Invalid slot ID")
     return int(number[1])
-
-
-async def _check_slot(api: ApiRequest, slot: int) -> None:
-    """Load the model. Raises UsageError for a slot that does not exist."""
-    info = await api.supervisor.load()
-    if not 0 <= slot < info.n_slots:
-        raise UsageError("Invalid slot ID")
-
-
-def _shown(action: str, slot: int, name: str, done: protocol.SlotDone) -> JsonObject:
-    tokens, n_bytes = ("n_saved", "n_written") if action == "save" else ("n_restored", "n_read")
-    return {
-        "id_slot": slot,
-        "filename": name,
-        tokens: done.n_tokens,
-        n_bytes: done.n_bytes,
-        "timings": {f"{action}_ms": 1000 * done.seconds},
-    }
 
 
 # The other routes.

@@ -166,11 +166,9 @@ class _ItemReader:
             self.conversation.answer(said, "input", "\n".join(thoughts), calls)
 
     def message(self, item: InputItem, path: str) -> None:
-        here = f"{path}.content"
-        if item.role is None:
-            raise FieldError(f"{path}.role is missing", f"{path}.role")
+        here, role = f"{path}.content", needed(item.role, f"{path}.role")
         content = with_images(read(item.content, here), item.images, path)
-        if item.role == "assistant":
+        if role == "assistant":
             if any(self._texts) and not self._calls:
                 self.end_turn()
             self._texts.append(content.run)
@@ -178,7 +176,7 @@ class _ItemReader:
             self._thoughts += [text for text in thoughts if text and text not in self._thoughts]
             return
         self.end_turn()
-        self.conversation.say("user" if item.role == "user" else "system", content, here)
+        self.conversation.say("user" if role == "user" else "system", content, here)
 
     def reasoning(self, item: InputItem, path: str) -> None:
         for parts, name in ((item.content, "content"), (item.summary, "summary")):
