@@ -15,8 +15,7 @@ from functools import partial
 from types import MappingProxyType
 
 from specllama.client import protocol
-from specllama.client.loop_client import LoopClient
-from specllama.errors import BusyError, ContextLengthError, DeadlineError, ResourceError, SpecllamaError
+from specllama.errors import BusyError, DeadlineError, ResourceError, SpecllamaError
 from specllama.models.catalogue import CatalogueModel
 from specllama.prefix_disk.directory import StateDirectory, default_directory
 from specllama.prefix_disk.scopes import OPEN, SHARED, scope_of
@@ -251,7 +250,7 @@ class Service:
         evaluates its prompt; "" for none. n_bytes: size of the request. The others: see RequestStream.
 
         Raises BusyError if too many completions are waiting, ResourceError while the server shuts down. The
-        result raises errors of the load, EngineDiedError without an engine, and ContextLengthError.
+        result raises errors of the load and of the engine, and EngineDiedError without one.
         """
         owner = requests[0].owner
         counting = self.metrics.counting(owner)
@@ -301,21 +300,11 @@ class Service:
         """Submit a request once the model is loaded. Raises the reason if that is impossible."""
         await self.lease.acquire()
         try:
-            self._begin(job, await self.supervisor.engine())
+            client, info = await self.supervisor.engine(), self.supervisor.info
+            job.start(client, frozenset(info.end_ids), info.answer_reader)
         except BaseException:
             self.lease.release()
             raise
-
-    def _begin(self, job: RequestStream, client: LoopClient) -> None:
-        info = self.supervisor.info
-        prompts = [request.prompt for request in job.requests]
-        longest = max((len(p.ids) for p in prompts if isinstance(p, protocol.TokenInput)), default=0)
-        if longest >= info.n_ctx:  # the engine checks texts
-            raise ContextLengthError(
-                f"the prompt has {longest} tokens, which exceeds the available context size of {info.n_ctx}",
-                details={"n_prompt_tokens": longest, "n_ctx": info.n_ctx},
-            )
-        job.start(client, frozenset(info.end_ids), info.answer_reader)
 
     def _launched(self, job: RequestStream, launch: asyncio.Task[None]) -> None:
         self._launches.pop(job, None)
