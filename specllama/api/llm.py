@@ -140,9 +140,7 @@ class LLM(BaseLLM):
     def score(
         self, query: str, documents: str | Sequence[str], *, truncate: bool = False
     ) -> list[ScoringRequestOutput]:
-        """How well documents answer a query, with a reranker: LLM("bge-reranker-v2-m3"). In their order. See
-        `embed`.
-        """
+        """Scores of documents, in order, by a reranker: LLM("bge-reranker-v2-m3"). See `embed`."""
         return score(self._engine.client(), self._numbers, query, documents, truncate)
 
     def get_tokenizer(self) -> Tokenizer:

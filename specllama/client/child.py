@@ -129,9 +129,7 @@ class EngineProcess:
 
     @property
     def dead(self) -> SpecllamaError | None:
-        """Why the process has ended, None while it runs. A new exception each time, since exceptions keep the
-        traceback of where they were raised.
-        """
+        """Why it has ended, None while it runs; a new exception each time, since these keep tracebacks."""
         return self._dead and SpecllamaError.from_dict(self._dead.to_dict())
 
     def wait(self) -> SpecllamaError:
@@ -206,9 +204,7 @@ class EngineProcess:
                 self._loop_done.set()
 
     def _receive(self, data: bytes) -> bool:
-        """Dispatch the messages that these bytes complete; False at the end of the pipe, and if the process
-        was killed for one of them.
-        """
+        """Dispatch what these bytes complete; False at the end of the pipe, or if that killed the process."""
         self._last_bytes = running_time()
         try:
             for line in self._lines.add(data):
@@ -295,9 +291,7 @@ class EngineProcess:
         return EngineDiedError(f"the engine process {how}", "\n".join(filter(None, hints)))
 
     def _cut_off(self) -> None:
-        """In a forked child, close its copies of the pipes: they would keep the engine process alive when the
-        parent dies.
-        """
+        """Close a forked child's copies of the pipes, which would keep the engine alive after the parent."""
         why = "this engine belongs to the process that this one was forked from"
         self._dead = EngineError(why, "make a new one here, or start processes by spawn")
         self._outbox = queue.SimpleQueue()

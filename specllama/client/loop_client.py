@@ -58,9 +58,7 @@ class LoopClient(EngineClient):
         self._calls.append(partial(deliver, message))
 
     def _wake(self) -> None:
-        """Run the queued calls in the loop. Called in the loop itself, unless it cannot watch pipes or the
-        process has ended.
-        """
+        """Run the queued calls in the loop, in which this is called unless it cannot watch pipes."""
         if self._calls and threading.get_ident() == self._thread:
             self._run_calls()
         elif self._calls:

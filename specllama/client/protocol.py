@@ -250,9 +250,7 @@ class Tokenized:
 
 @dataclass(frozen=True, slots=True)
 class QueriedText:
-    """From the engine: the text of ids, or the prompt that the chat template makes of messages. more: as in
-    Tokenized.
-    """
+    """From the engine: the text of ids, or the prompt made of messages. more: as in Tokenized."""
 
     id: int
     text: str
@@ -487,9 +485,7 @@ _KINDS: Mapping[str, type[Message]] = {kind.__name__: kind for kind in get_args(
 
 
 def encode(message: Message) -> bytes:
-    """One line, without a newline inside. Raises TypeError, ValueError or RecursionError for a message that
-    holds what is no JSON.
-    """
+    """One line. Raises TypeError, ValueError or RecursionError for a message that holds what is no JSON."""
     return wire.to_json([type(message).__name__, message]).encode() + b"\n"
 
 

@@ -336,9 +336,7 @@ class Loading:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """From the engine, every half second: how long the step at hand has run and how long it may, in
-    seconds.
-    """
+    """From the engine, every half second: seconds that the step at hand has run, and that it may."""
 
     busy_for: float
     allowed: float

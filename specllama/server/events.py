@@ -41,9 +41,7 @@ Logprobs = Sequence[protocol.PositionLogprobs]
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """A choice was queued. prompt: index of the prompt that it answers. n_prompt: tokens of that prompt.
-    seed, params: those used.
-    """
+    """A choice was queued. prompt: index of its prompt, n_prompt: tokens of that. seed, params: as used."""
 
     index: int
     prompt: int
@@ -296,9 +294,7 @@ _LINE_ENDS = {ord(c): f"\\u{ord(c):04x}" for c in "\x85\u2028\u2029"}
 
 
 def to_json(value: Any) -> bytes:
-    """Compact JSON in UTF-8, on one line also for readers that split lines as str.splitlines does (httpx's
-    iter_lines, and so ollama-python).
-    """
+    """Compact JSON in UTF-8, on one line also by str.splitlines (httpx's iter_lines, ollama-python)."""
     text = _JSON.encode(value)
     return (text if text.isascii() else text.translate(_LINE_ENDS)).encode("utf-8", "replace")
 
@@ -372,9 +368,7 @@ class TokenSpans:
         return plain, entries
 
     def rest(self) -> list[PositionLogprobs]:
-        """The last tokens of the output, which complete no character; none after dropped text such as a stop
-        string.
-        """
+        """The last tokens, which complete no character; none after dropped text such as a stop string."""
         return [] if self._lengths else self._open
 
 

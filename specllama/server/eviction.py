@@ -35,9 +35,7 @@ class PendingLoad:
     projector: Projector | None = None
 
     def plan(self, free: FreeMemory) -> MemoryPlan:
-        """The memory plan; without the target's own head, and without a projector that nobody named, if they
-        do not fit. Raises ResourceError.
-        """
+        """The plan, if need be without the target's head or an unnamed projector. Raises ResourceError."""
         gpus = [DeviceMemory(gpu.name, gpu.free, gpu.unified) for gpu in free.gpus]
         if self.settings.pooling is not None:
             return plan_embedder(self.settings, self.target, free.host, gpus)
@@ -116,9 +114,7 @@ def select_evictions(
 
 
 def _chosen(plan: MemoryPlan) -> tuple[int, list[int | None], ImageMemory]:
-    """The context size, the GPU layers of the target, the draft and the head inside the target, and the
-    memory of the projector.
-    """
+    """The context size of a plan, the GPU layers of each part, and the memory of the projector."""
     used = (plan.target, plan.draft, plan.head)
     return plan.n_ctx, [usage.n_gpu_layers if usage is not None else None for usage in used], plan.images
 
@@ -126,9 +122,7 @@ def _chosen(plan: MemoryPlan) -> tuple[int, list[int | None], ImageMemory]:
 def _fewest(
     candidates: Sequence[LoadedModel], fits: Callable[[Sequence[LoadedModel]], bool]
 ) -> list[LoadedModel]:
-    """The shortest prefix of the candidates that suffices, less what is not needed of it; all candidates
-    where none does.
-    """
+    """The fewest first candidates that suffice, less what of these is not needed; all if none do."""
     n = next((n for n in range(len(candidates)) if fits(candidates[:n])), len(candidates))
     chosen = list(candidates[:n])
     for one in reversed(chosen[:-1]):  # the last one is needed

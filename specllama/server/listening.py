@@ -63,9 +63,7 @@ def _url(listener: socket.socket, host: str) -> str:
 
 
 def inherited_socket() -> socket.socket | None:
-    """The socket that systemd passes to this process, None without one. Raises UsageError for several, and
-    for one that is not listening.
-    """
+    """The socket that systemd passes, None for none. Raises UsageError unless it is one, and listens."""
     meant, n = os.environ.pop("LISTEN_PID", ""), os.environ.pop("LISTEN_FDS", "")
     if meant != str(os.getpid()) or n in ("", "0"):
         return None
@@ -158,9 +156,7 @@ def _of_path(path: str, umask: int) -> socket.socket:
 
 
 def _remove_unused(path: str) -> None:
-    """Remove the socket of a server that was killed. Raises OSError for what a server uses, and for what is
-    no socket.
-    """
+    """Remove the socket of a killed server. Raises OSError for one in use, and for what is no socket."""
     try:
         if not stat.S_ISSOCK(os.lstat(path).st_mode):
             raise OSError(errno.EEXIST, "there is something else")

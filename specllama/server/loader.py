@@ -74,9 +74,7 @@ class ModelLoader:
         return free.host + sum(gpu.free for gpu in free.gpus if not gpu.unified)
 
     async def run(self, first: Service) -> None:
-        """Load the first model, then load and unload on demand until cancelled. Raises the error of the first
-        load.
-        """
+        """Load the first model, then others on demand until cancelled. Raises the error of the first load."""
         try:
             await self._load(first)
             self._started.set()

@@ -75,9 +75,7 @@ class _Server(uvicorn.Server):
 
 
 class _Stop:
-    """Ends the server when it drains and no request is left, or the time for that is over. number: of the
-    first signal, None before it.
-    """
+    """Ends a draining server without requests, or after its time. number: of the first signal, or None."""
 
     def __init__(self, server: uvicorn.Server, models: ModelPool, say: Say) -> None:
         self._server, self._models, self._say = server, models, say

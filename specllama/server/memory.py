@@ -13,9 +13,7 @@ from specllama.server.supervisor import Supervisor
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model in memory. busy: whether requests use it. used_at: time of its last use. host_bytes,
-    device_bytes: freed by unloading it.
-    """
+    """busy: whether requests use it. used_at: its last use. host_bytes, device_bytes: freed by unloading."""
 
     id: str
     busy: bool
@@ -41,9 +39,7 @@ class FreeMemory:
     gpus: tuple[FreeGpu, ...] = ()
 
     def after_evicting(self, models: Iterable[LoadedModel]) -> FreeMemory:
-        """The free memory after these models are unloaded; device_bytes are split over the GPUs in proportion
-        to the free memory of each.
-        """
+        """The free memory without these models; device_bytes are split over GPUs by their free memory."""
         host, device = self.host, 0
         for one in models:
             host, device = host + one.host_bytes, device + one.device_bytes

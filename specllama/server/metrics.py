@@ -34,9 +34,7 @@ class HttpMetrics:
 
 
 class Metrics:
-    """All metrics of one model. owner: only those of this owner's requests, without the ones that would tell
-    the length of other owners' texts.
-    """
+    """Of one model. owner: of its requests only, without what would tell the length of others' texts."""
 
     def __init__(self, model: str, owner: str = "") -> None:
         self.model = model
@@ -117,9 +115,7 @@ class Metrics:
         registry.register(_Aliases(self, model))
 
     def count(self, stats: RunStats, plain: PlainRate, first_of_prompt: bool) -> None:
-        """Count a finished text. plain: the rate of plain decoding, for the gain. first_of_prompt:
-        whether it is its prompt's first text.
-        """
+        """plain: the rate of plain decoding, for the gain. first_of_prompt: whether it is its prompt's."""
         self.texts.inc()
         if first_of_prompt:
             self.prompt.inc(stats.n_prompt)
@@ -166,9 +162,7 @@ Figures = TypeVar("Figures")
 
 
 class MetricsByOwner(Generic[Figures]):
-    """Metrics of all owners together, and of each owner if there are several. make: creates those of an
-    owner, "" for all.
-    """
+    """Metrics of all owners together, and of each if there are several. make: by owner, "" for all."""
 
     def __init__(self, make: Callable[[str], Figures], several: bool) -> None:
         self.all, self._make, self._several = make(""), make, several

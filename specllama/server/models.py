@@ -34,9 +34,7 @@ class PullStoppedError(SpecllamaError):
 
 @dataclass(frozen=True, slots=True)
 class PullState:
-    """Progress of a download. done, total: bytes, 0 until known. error: why it ended without the model, ""
-    otherwise. running: whether it continues.
-    """
+    """done, total: bytes, 0 until known. error: why there is no model, "" for none. running: it goes on."""
 
     done: int = 0
     total: int = 0
@@ -323,9 +321,7 @@ class ModelPool:
         return sorted(entries, key=lambda m: (not m.on_disk, m.embeds, not m.loaded, m.name != current))
 
     def fits(self, model: ListedModel) -> bool | None:
-        """Whether the memory of this machine has room for a model, by the size of its file alone; None where
-        that is unknown.
-        """
+        """Whether the memory here has room for a model, by its file's size; None where that is unknown."""
         n_bytes = model.model.n_bytes or model.model.guessed_bytes
         if model.loaded:
             return True
@@ -335,9 +331,7 @@ class ModelPool:
         return await asyncio.to_thread(self._details.of, model.path)
 
     async def unloaded(self, service: Service) -> tuple[catalogue.ModelDetails, int]:
-        """Details from the header of a model, and the context size that a load would give it. Raises
-        IntegrityError.
-        """
+        """Details from the header, and the context size that a load would give. Raises IntegrityError."""
         details = await self.details(service.model)
         if details.problem:
             raise IntegrityError(details.problem)
@@ -345,9 +339,7 @@ class ModelPool:
         return details, others.target.n_ctx or min(details.n_ctx_train or N_CTX_DEFAULT, N_CTX_DEFAULT)
 
     async def metrics(self, owner: str, name: str | None = None) -> bytes:
-        """The metrics that an owner may read, of all models or of one, in Prometheus' text format. Raises
-        NotFoundError.
-        """
+        """The metrics that an owner may read, of all models or one, for Prometheus. Raises NotFoundError."""
         chosen = [self.service(name)] if name is not None else list(self._services.values())
         figures = await asyncio.gather(*(service.read_metrics(owner) for service in chosen))
         return exposition(self.http.of(owner), figures)
@@ -382,9 +374,7 @@ class ModelPool:
         await self._loader.started()
 
     async def run(self) -> None:
-        """Load and unload models until cancelled. Raises the error of the default model's first load, and
-        ConfigError.
-        """
+        """Load and unload until cancelled. Raises ConfigError, the error of the default's first load."""
         await self._rescan(0.0)
         await self._loader.run(self.default)
 

@@ -93,9 +93,7 @@ def _page_file(content: bytes, suffix: str) -> _PageFile:
 
 @functools.cache
 def _index() -> _PageFile:
-    """The document, which names all modules that are loaded at once: one round trip instead of one for each
-    step from import to import.
-    """
+    """Names all modules that are loaded at once: one round trip in place of one for each import."""
     files, scripts, waiting = page_files(), set[str](), ["app.js"]
     while waiting:
         name = waiting.pop()

@@ -302,9 +302,7 @@ class StreamingResponse(Response):
         await send({"type": "http.response.body", "body": self.body})
 
     async def _write_stream(self, send: Send) -> None:
-        """Holds Start events back until the first text or ping, so that an error before it still sets the
-        status.
-        """
+        """Start events wait for the first text or ping, so that an error before still sets the status."""
         writer, sent = self._writer, False
 
         async def body(data: bytes, more: bool = True) -> None:

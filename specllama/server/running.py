@@ -28,9 +28,7 @@ _MAX_BYTES = 1 << 20  # size of a record
 
 @dataclass(frozen=True, slots=True)
 class ModelInMemory:
-    """state: "loaded" or "loading". n_ctx, n_slots, n_bytes: 0 while it is loading. idle_seconds: see
-    ModelLease.
-    """
+    """state: "loaded" or "loading", with 0 for n_ctx, n_slots, n_bytes. idle_seconds: see ModelLease."""
 
     name: str
     path: str
@@ -70,9 +68,7 @@ def runs(server: RunningServer) -> bool:
 
 @contextlib.contextmanager
 def recorded(models: ModelPool, url: str) -> Iterator[None]:
-    """Keeps a record of this server during the block, in a running event loop. Has no effect if the cache is
-    not writable.
-    """
+    """Keeps a record of this server in a running event loop, where the cache is writable."""
     record = _folder() / f"{os.getpid()}.json"
     lock = FileLock(record.with_suffix(".lock"))
     with contextlib.ExitStack() as stack:

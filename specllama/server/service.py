@@ -272,9 +272,7 @@ class Service:
         return job
 
     async def read_metrics(self, owner: str) -> Metrics:
-        """The metrics that an owner may read, with current gauges. Gauges that the engine does not report in
-        time keep their values.
-        """
+        """The metrics that an owner may read. Gauges that are not reported in time keep their values."""
         metrics, problem = self.metrics.of(owner), self.supervisor.problem
         metrics.up.set(not problem)
         metrics.loaded.set(self.lease.state == "loaded")
@@ -354,7 +352,5 @@ class DiskScopes:
         return self._common or self._own.get(owner, "")
 
     def folder(self, owner: str) -> str | None:
-        """The directory name for the owner's saved slots: "" for the common directory, None if the owner can
-        have none.
-        """
+        """The directory of an owner's saved slots: "" for the common one, None if there can be none."""
         return "" if self._common else self._own.get(owner)

@@ -46,9 +46,7 @@ class LoadBackoff:
         self._n_failures = 0
 
     def refusal(self, now: float) -> SpecllamaError | None:
-        """The error for a request before the next attempt is due, None afterwards. `details["retry_after"]`:
-        seconds until then.
-        """
+        """For a request before the next attempt, None after. `details["retry_after"]`: seconds until then."""
         left = math.ceil(self._until - now)
         if not self._n_failures or left <= 0:
             return None
@@ -189,9 +187,7 @@ class _File:
 
 
 class LoadedFiles:
-    """The files that a load reads, opened before it. Files that cannot be opened are skipped: the load
-    reports them.
-    """
+    """The files of a load, opened before it; it reports itself those that cannot be opened."""
 
     def __init__(self, paths: Iterable[str]) -> None:
         self._files: list[_File] = []
@@ -205,9 +201,7 @@ class LoadedFiles:
             one.file.close()
 
     def changed(self) -> str | None:
-        """The path of a file whose content was changed in place, None without any. A new modification time
-        alone, as after `touch`, does not count.
-        """
+        """The path of a file that was changed in place, by content and not by its time alone; None: none."""
         for one in self._files:
             with contextlib.suppress(OSError):
                 now = _written(one.file)
@@ -314,9 +308,7 @@ class Supervisor:
             return await self.engine()
 
     async def engine(self) -> LoopClient:
-        """The client of the engine of a loaded model; waits up to WAIT_SECONDS for one that is starting.
-        Raises EngineDiedError.
-        """
+        """Waits up to WAIT_SECONDS for an engine that is starting. Raises EngineDiedError."""
         try:
             async with asyncio.timeout(WAIT_SECONDS):
                 await self._ready.wait()
@@ -327,9 +319,7 @@ class Supervisor:
 
     @property
     def problem(self) -> str:
-        """The problem of the engine now, "" for nothing and for an unloaded model. For the operator and
-        clients with a key.
-        """
+        """The problem now, "" for none and unloaded models. For the operator and clients with a key."""
         public = self.public_problem
         if self._client is None and self._why is not None and public:
             return f"{self._why.message}; it is being started again"

@@ -128,9 +128,7 @@ def measure(
 
 
 def comparing_seconds(width: int, equal_up_to: int, t1: float) -> float:
-    """About what comparing a batch with single rows takes, or with batches of ENOUGH_ROWS once these are
-    known to be equal.
-    """
+    """About what comparing a batch takes: with single rows, or with batches of ENOUGH_ROWS known equal."""
     together = width > ENOUGH_ROWS and equal_up_to >= ENOUGH_ROWS
     return (1 if together else 3) * width * t1
 
@@ -296,9 +294,7 @@ def measure_steps(steps: StepCosts, decode: Callable[[int], float], max_rows: in
 def _check_stored(
     curve: CostCurve, decode: Callable[[int], float], t1: float, max_rows: int, overhead: float = 0.0
 ) -> None:
-    """Try some widths of a stored curve, and replace those that are far off. overhead: seconds by which
-    stored times may be longer than a decode.
-    """
+    """Replace widths of a stored curve that are far off. overhead: seconds that stored ones may be longer."""
     spent, factor, sure = 0.0, exp(curve.config.most_off), [1]
     for n in _CHECKED:
         if n > max_rows or not curve.count(n):

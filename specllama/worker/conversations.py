@@ -67,9 +67,7 @@ class TextLimit:
                 raise context_length_error(n, self._n_ctx, at_least=True)
 
     def check_messages(self, messages: Iterable[Mapping[str, Any]]) -> None:
-        """Raises ContextLengthError for messages that cannot fit. Those of the assistant are not counted:
-        templates may leave out parts of them.
-        """
+        """As `check_bytes`; without the assistant's, of which templates may leave out parts."""
         contents = (m.get("content") for m in messages if m.get("role") != "assistant")
         self.check_bytes(text for text in contents if isinstance(text, str))
 

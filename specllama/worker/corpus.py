@@ -199,9 +199,7 @@ def _files(path: str, counts: CorpusCounts) -> Iterator[str]:
 
 
 def _walked(folder: str, counts: CorpusCounts) -> Iterator[str]:
-    """The files below a folder in the order of their names, without hidden ones; folders too, so that their
-    number is bounded.
-    """
+    """Files and folders below a folder, so that their number is bounded, by name, without hidden ones."""
     todo = [folder]
     while todo:
         try:
@@ -217,9 +215,7 @@ def _walked(folder: str, counts: CorpusCounts) -> Iterator[str]:
 
 
 def _tracked(folder: str) -> Generator[str, None, None]:
-    """The files below a folder that git tracks; nothing where it is in no repository. Runs nothing that a
-    repository has set.
-    """
+    """The files that git tracks below a folder, if any. Runs nothing that a repository has set."""
     command = ["git", "-C", folder, "-c", "core.fsmonitor=false", "ls-files", "-z"]
     try:
         process = subprocess.Popen(

@@ -191,9 +191,7 @@ def reporter(name: str, send: protocol.Send) -> Callable[[float], None]:
 
 
 def warm_up(context: LlamaContext) -> None:
-    """Decode one token, then two with outputs, so that neither the first answer nor its first draft is slowed
-    down by page faults and allocations.
-    """
+    """Decode one token, then two: page faults and allocations slow no answer and no first draft then."""
     token = context.any_token
     for n in range(1, 1 + min(2, context.n_outputs_max, context.n_ctx)):
         seconds_of(context, [BatchRow(token, i, 0, True) for i in range(n)], running_time)

@@ -100,9 +100,7 @@ class _EmbedRequest:
 
 @dataclass(slots=True, kw_only=True)
 class EmbeddingEngine:
-    """A loaded embedding model; the same to EngineCore as a LoadedEngine. n_together: most tokens of a decode
-    of several texts.
-    """
+    """To EngineCore the same as a LoadedEngine. n_together: most tokens of a decode of several texts."""
 
     settings: LoadSettings
     header: Header

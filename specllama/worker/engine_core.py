@@ -135,9 +135,7 @@ class LoadedEngine:
         return max(predicted, self.tuner.predicted if self.tuner is not None else 0.0)
 
     def step(self) -> None:
-        """See EngineCore. Where there is nothing to decode, prompts are copied to be written to the disk, or
-        one slice of time is measured.
-        """
+        """With nothing to decode, prompts are copied for the disk, or a slice of time is measured."""
         if self.held and not self.running and not self.intake.busy and self.tuner is None:
             self._release_held()
         if not self.decoding:
@@ -538,9 +536,7 @@ class EngineCore:
             posted()
 
     def step(self) -> None:
-        """Step the engine, and send the new tokens of all sequences in one message; if the engine is idle,
-        measure for one slice of time.
-        """
+        """Send the new tokens of all sequences in one message; idle engines measure for a slice of time."""
         if self.loaded_engine is not None:
             with self._working():
                 self.loaded_engine.step()

@@ -274,9 +274,7 @@ class Preparer:
 
     @property
     def hang(self) -> tuple[float, float] | None:
-        """How long the job at hand has run (WorkMeter.seconds) and how long it may, in seconds; None without
-        one.
-        """
+        """Seconds that the job at hand has run (WorkMeter.seconds), and that it may; None without one."""
         current = self._current
         if current is None:
             return None
@@ -296,9 +294,7 @@ class Preparer:
 
 
 def attempt(work: Callable[[], _Result]) -> _Result:
-    """The result of `work` for one request; whatever it raises is an error of that request alone. Raises
-    SpecllamaError.
-    """
+    """The result of `work`; whatever it raises is an error of one request. Raises SpecllamaError."""
     try:
         return work()
     except SpecllamaError:
@@ -365,9 +361,7 @@ class RequestIntake:
             self._send(protocol.Done(id_, "", "cancel", RunStats()))
 
     def generate(self, message: protocol.Generate, size: int) -> None:
-        """Accept a request. size: bytes of its message. Raises UsageError, TemplateError, ContextLengthError,
-        or sends the error later.
-        """
+        """size: bytes of the message. Raises UsageError, TemplateError, ContextLengthError, or sends them."""
         received = running_time()
         if message.chat is not None:
             message = replace(message, prompt=self.prompts.calls.apart(message.chat))
@@ -497,9 +491,7 @@ class RequestIntake:
         self._queue(made, ids)
 
     def _queue(self, made: Prepared, ids: set[int]) -> None:
-        """Submit the answers of a request that have these ids, once what the disk has of its prompt was read;
-        where that fails, the prompt is evaluated.
-        """
+        """Submit the answers with these ids, with what the disk has of the prompt if it can be read."""
         persister, message = self.persister, made.message
         alone = self._engine.exact_rows is not None and (self._engine.exact or message.exact)
         match = None

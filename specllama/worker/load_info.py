@@ -27,9 +27,7 @@ from specllama.worker.tool_calls import ToolCalls
 
 
 def load_info(loaded: Loaded, template_works: bool, notes: Sequence[Note], calls: ToolCalls) -> LoadInfo:
-    """The description of a load. notes: further notes, added to those about the settings and the pair. calls:
-    how the model calls tools.
-    """
+    """notes: added to those about the settings and the pair. calls: how the model calls tools."""
     s, header, model, context = loaded.settings, loaded.header, loaded.model, loaded.context
     head, verdicts, plan = loaded.head, loaded.verdicts, loaded.plan
     draft = loaded.draft or head

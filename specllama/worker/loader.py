@@ -234,9 +234,7 @@ def load(
 
 
 def _model_files(settings: LoadSettings, header: Header, own: ModelSettings) -> tuple[FileIdentity, ...]:
-    """An identity of the model's files; () where it is unknown, or the model is on other machines. own: the
-    model's settings.
-    """
+    """Identities of the model's files; () where unknown, or on other machines. own: its settings."""
     try:
         return model_files(header, own) if not settings.rpc else ()
     except OSError:

@@ -153,9 +153,7 @@ def _serve(pipes: _Pipes) -> None:
 
 
 def compile_kernels(send: protocol.Send) -> None:
-    """Compile specllama's kernels if there is no object of them yet, and report the progress: the front ends
-    a process that sends nothing.
-    """
+    """Compile specllama's kernels once, and report it: the front ends a process that sends nothing."""
     from specllama.llama import kernels
 
     if not kernels.must_compile():

@@ -17,9 +17,7 @@ from specllama.worker.loader import Loaded
 def store_tuned(
     loaded: Loaded, draft: Header, measured: MeasuredDraft, copying: Sequence[MeasuredDraft]
 ) -> None:
-    """Store what `tune` predicts for a draft. copying: what it predicts without a draft, empty if copying is
-    off.
-    """
+    """Store what `tune` predicts for a draft. copying: the same without one, empty if copying is off."""
     if measured.forecast is None or measured.forecast.speedup is None or not loaded.settings.calibrate:
         return
     without = [one.forecast.speedup for one in copying if one.forecast is not None]

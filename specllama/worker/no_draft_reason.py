@@ -33,9 +33,7 @@ class DraftingVerdict:
 
 
 def drafting_verdict(off_reason: str, policy: Policy, g: Generation) -> DraftingVerdict:
-    """Whether and why nothing was drafted for an answer. off_reason: why nothing has drafted since the load,
-    "" if something does.
-    """
+    """Why nothing was drafted for an answer. off_reason: of the load, "" if something drafts."""
     if off_reason:
         return DraftingVerdict(off_reason)
     if not g.request.speculate:

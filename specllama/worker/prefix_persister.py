@@ -34,9 +34,7 @@ WHOLE, _DRAFT, _AT = "target", "draft", "at"  # names of the parts of a record
 
 
 class PrefixMatch(NamedTuple):
-    """A state on disk for a request. scope: of the engine's caches. n: ids that it serves. priority: in
-    memory.
-    """
+    """A state on disk for a request. scope: of the caches. n: ids that it serves. priority: in memory."""
 
     state: State
     scope: str

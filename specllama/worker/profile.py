@@ -94,9 +94,7 @@ def merged(before: Mapping[str, float], calibration: calibrate.Calibration) -> d
 
 
 class CostCurves:
-    """One curve for each range of context lengths, made at the first use: the longer the text, the more
-    attention costs per row.
-    """
+    """A curve for each range of context lengths, made when used: attention costs more in longer texts."""
 
     def __init__(self, config: PolicyConfig = DEFAULT) -> None:
         self.config = config
@@ -104,9 +102,7 @@ class CostCurves:
         self._used: set[int] = set()
 
     def at(self, n_ids: int) -> CostCurve:
-        """The curve for `n_ids` ids in the decoded sequences. A new one starts with the times of the nearest
-        measured one.
-        """
+        """The curve for `n_ids` ids in all; a new one starts with the times of the nearest measured one."""
         bucket, buckets = bucket_of(n_ids, self.config), self.config.context_buckets
         self._used.add(bucket)
         if bucket not in self._curves:
@@ -151,9 +147,7 @@ StoredPair = dict[str, Mapping[str, Any]]
 
 
 def merged_profiles(ours: JsonObject, data: Mapping[str, Any]) -> JsonObject:
-    """A stored profile with this process's values, which have the same form; the other entries, of other
-    processes, stay.
-    """
+    """A stored profile with this process's values; other entries, of other processes, stay."""
     theirs = [p for p in pairs_of(data) if p["pair"] not in [q["pair"] for q in ours["pairs"]]]
     curves = CostCurves.from_dict(data.get("curves"), POLICY).to_dict()
     return {
@@ -236,9 +230,7 @@ class ModelProfile:
 
     @property
     def change_is_sure(self) -> bool:
-        """Whether what a change costs need not be measured with this load: that it costs nothing was measured
-        not long ago.
-        """
+        """Whether a change is known to cost nothing, by a measurement not long ago."""
         return not self._on_device or (self.change_seconds == 0 and self._fresh(CHANGE))
 
     def observe_change(self, seconds: float) -> None:
@@ -261,9 +253,7 @@ class ModelProfile:
         self._disturbed_change = change
 
     def observe_load(self, t1: float) -> None:
-        """Correct stored times of plain decodes that cannot be, as a load that nothing disturbed has shown.
-        t1: seconds of a decode of one row.
-        """
+        """Correct plain times that an undisturbed load refutes. t1: seconds of a decode of one row."""
         factor = math.exp(POLICY.most_off)
         if not t1 / factor <= self._figures.get("t1", t1) <= t1 * factor:
             self._figures["t1"] = t1
@@ -461,9 +451,7 @@ class ModelProfile:
         return n_timed
 
     def _use_comparison(self, n_ids: int) -> None:
-        """Merge the comparison under way with the stored one, or replace an old one as soon as it says as
-        much, or cannot say more.
-        """
+        """Merge the new comparison with the stored one, or replace an old one once it says as much."""
         new = self._calibration
         if not new.n_rows:
             return

@@ -361,9 +361,7 @@ class Prompts:
         return self.calls.continued(self.template, parts, chat.prefix, chat.prefix_thought)
 
     def rendered(self, chat: protocol.ChatInput) -> list[PromptPart]:
-        """A chat through the template, with the beginning of its answer. Raises UsageError, TemplateError,
-        ContextLengthError.
-        """
+        """A chat with the beginning of its answer. Raises UsageError, TemplateError, ContextLengthError."""
         self.limit.check_messages(chat.messages)
         self.limit.check_tools(chat.tools)
         chat = self.calls.apart(chat)
@@ -475,9 +473,7 @@ def compile_template(
 def answer_query(
     question: protocol.Question, model: LlamaModel, prompts: Prompts
 ) -> Iterator[protocol.Tokenized | protocol.QueriedText | protocol.QueriedText | protocol.TokenCount]:
-    """The parts of the answer to a query about texts, in any thread. Raises TemplateError, UsageError,
-    ContextLengthError, before the first part.
-    """
+    """In any thread. Raises TemplateError, UsageError, ContextLengthError before the first part."""
     if isinstance(question, protocol.Tokenize):
         yield from _tokenized(model, question, prompts)
     elif isinstance(question, protocol.Detokenize):

@@ -133,9 +133,7 @@ def lost(addresses: set[str]) -> set[str]:
 
 
 def keep_alive(sock: socket.socket) -> None:
-    """Let a connection fail about half a minute after the other machine has died. For a listener this applies
-    to the connections that it accepts.
-    """
+    """Let a connection, or those of a listener, fail half a minute after the other machine has died."""
     tcp = socket.IPPROTO_TCP
     options = (
         ("TCP_KEEPIDLE", _IDLE_SECONDS),
@@ -152,9 +150,7 @@ def keep_alive(sock: socket.socket) -> None:
 
 
 def _all() -> Iterator[tuple[socket.socket, _Address, _Address | None]]:
-    """(duplicate, own address, peer address) of all IPv4 stream sockets of this process. Each duplicate is
-    closed after its iteration.
-    """
+    """(duplicate, own address, peer) of all IPv4 stream sockets here; a duplicate is closed afterwards."""
     for name in os.listdir("/dev/fd") if os.path.isdir("/dev/fd") else ():
         try:
             copy = os.dup(int(name))

@@ -33,9 +33,7 @@ class SlotActions:
         self.waiting: list[protocol.SlotAction] = []
 
     def act(self, action: protocol.SlotAction) -> bool:
-        """Do what is asked for, if the slot is idle; whether it was. Raises UsageError, EngineError,
-        NotSupportedError.
-        """
+        """Act if the slot is idle; whether it was. Raises UsageError, EngineError, NotSupportedError."""
         if not 0 <= action.slot < len(self._engine.slots):
             raise UsageError("Invalid slot ID")
         slot = self._engine.slots[action.slot]

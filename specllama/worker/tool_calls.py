@@ -82,9 +82,7 @@ class ToolCalls:
         tools: Tools | None,
         thought: str = "",
     ) -> list[PromptPart]:
-        """The prompt for these messages, with tools and earlier calls. thought: see `continued`. Raises
-        TemplateError, UsageError.
-        """
+        """The prompt of messages and tools. thought: see `continued`. Raises TemplateError, UsageError."""
         if self._channels.reasons:
             messages = reasoning_apart(messages)
         variables = {**self._without_tools, **variables}
@@ -130,9 +128,7 @@ class ToolCalls:
         return f"{all_notes[0].message}{more}" if all_notes else ""
 
     def note_answer(self, schema: str, problem: str) -> str:
-        """A line about what of an answer's schema is not enforced; "" for nothing, and where it was said
-        before.
-        """
+        """The parts of a schema that are not enforced; "" for none, and where that was said before."""
         if not problem or not self._is_new(f"{problem}\n{schema}"):
             return ""
         return f"the text is not held to its whole schema: {problem}"
@@ -158,9 +154,7 @@ class ToolCalls:
         return AnswerShape(reasoning, bool(closing_tag), begun, text, self._special)
 
     def shown(self, tools: Tools | None) -> Mapping[int, str]:
-        """Control tokens that are written into the output of a chat, by id: those that begin or end calls and
-        reasoning.
-        """
+        """Control tokens by id that begin or end calls and reasoning, and are written into the output."""
         if tools is None and not self._channels.reasons:
             return self._shown_tags
         texts = self._texts if tools is not None else self._channels.tokens

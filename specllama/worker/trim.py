@@ -137,9 +137,7 @@ def _head_rows(settings: ModelSettings, source: trimming.TrimSource, trim: TrimI
 
 
 def _difference(theirs: Rows, ours: Rows, retype: str, path: Path) -> float:
-    """The greatest difference of logits. Raises IntegrityError for one that is no rounding, unless the output
-    matrix has another type.
-    """
+    """The greatest difference. Raises IntegrityError for more than rounding, unless the type is another."""
     difference = float(np.abs(theirs - ours).max())
     if retype and np.isfinite(difference):
         return difference
@@ -180,9 +178,7 @@ WRITING, VERIFYING, READING = "writing", "verifying", "reading the draft"
 
 
 def trim(request: Trim, send: protocol.Send) -> Trimmed:
-    """Write the file. Raises SpecllamaError; the file is not there then, and nothing under its temporary name
-    either.
-    """
+    """Raises SpecllamaError; then there is no file, and nothing under its temporary name."""
     temporary = Path(request.temporary)
     try:
         return _trim(request, temporary, send)

@@ -43,9 +43,7 @@ class Decoder:
         self._inner = None if self._plain else self._new()
 
     def push(self, data: bytes) -> bytes:
-        """The decoded bytes of the next chunk; exceeds the limit in total if the body is too long. Raises
-        UsageError.
-        """
+        """The next bytes, more than the limit in total if the body is too long. Raises UsageError."""
         if self._plain:
             return data
         decoded = bytearray()
@@ -82,9 +80,7 @@ Checked = TypeVar("Checked")
 
 
 class BodyReader:
-    """Reads the bodies of all requests. Large ones are parsed one at a time, each in a thread, and take
-    MAX_HELD bytes at most together.
-    """
+    """Reads all bodies; large ones are parsed one at a time in a thread, MAX_HELD bytes at most together."""
 
     def __init__(self) -> None:
         self._turn = asyncio.Semaphore()
@@ -147,9 +143,7 @@ def _counted(size: int) -> int:
 
 
 def parse(body: bytes | bytearray, what: str = "the body") -> JsonObject:
-    """Parse bytes as a JSON object; surrogates without their other half become U+FFFD. what: the subject of
-    messages. Raises UsageError.
-    """
+    """Bytes as a JSON object; lone surrogates become U+FFFD. what: for messages. Raises UsageError."""
     try:
         text = body.decode("utf-8-sig")
     except UnicodeDecodeError:
@@ -223,9 +217,7 @@ def _too_deep(what: str) -> UsageError:
 
 
 class IdleTimer:
-    """Calls `expired` in the event loop once the latest `begin` is `seconds` old without `end`; once per
-    `begin`. Needs a running event loop.
-    """
+    """Calls `expired` in the event loop once per `begin`, if no `end` follows within `seconds`."""
 
     def __init__(self, seconds: float, expired: Callable[[], object]) -> None:
         self._seconds, self._expired = seconds, expired

@@ -71,9 +71,7 @@ class ErrorResponder:
     def response(
         self, error: SpecllamaError, path: str = "", request_id: str = "", close: bool = False
     ) -> Response:
-        """The response for an error on this path. close: close the connection after it, as after a body that
-        was not read completely.
-        """
+        """close: the connection is closed after it, as after a body that was not read completely."""
         write = next((w for p, w in self._shapes if path == p or path.startswith(f"{p}/")), self._default)
         content = json.dumps(write(error, request_id)).encode()  # ASCII, whatever characters the message has
         status = error.http_status

@@ -29,9 +29,7 @@ _FORM = (
 
 
 class Origins:
-    """A set of origins. patterns: as in `_FORM`; without a scheme, http and https. Raises UsageError for
-    invalid ones.
-    """
+    """patterns: as in `_FORM`; without a scheme, http and https. Raises UsageError for invalid ones."""
 
     def __init__(self, patterns: Sequence[str]) -> None:
         self._all = "*" in (pattern.strip() for pattern in patterns)

@@ -258,9 +258,7 @@ class DraftTrial:
         return draft, drafter
 
     def _of_proposals(self, times: Times, n_steps: int) -> Times:
-        """The times that proposing a token takes, from those of steps of the draft model, if the tokens of
-        the texts took so many of them.
-        """
+        """The times of proposing a token, from those of a step, if the texts' tokens took n_steps in all."""
         n = sum(len(text.text) for text in self.texts)
         return {width: [n_steps / max(1, n) * t for t in samples] for width, samples in times.items()}
 

@@ -130,9 +130,7 @@ class TimingPosition:
 def time_rows(
     position: TimingPosition, widths: Sequence[int], min_rounds: int, seconds: float, into: Times
 ) -> Iterator[float]:
-    """Time decodes of all widths in turn, each after a decode of one row: at least `min_rounds` rounds, more
-    until `seconds` have passed.
-    """
+    """Time all widths in turn, each after one row: at least `min_rounds` rounds, more within `seconds`."""
     for share, n in _rounds([n for n in widths if n > 1] or [1], min_rounds, seconds, position.clock):
         for rows in (1, n) if n > 1 else (1,):
             into.setdefault(rows, []).append(position.time(rows))
@@ -164,9 +162,7 @@ def time_threads(
 
 
 def _rounds(items: list[int], min_rounds: int, seconds: float, clock: Clock) -> Iterator[tuple[float, int]]:
-    """(share that is done, item): all items in turn, round after round. Items that the caller removes from
-    the list are left out of the next rounds.
-    """
+    """(share that is done, item) in rounds; items that the caller removes are left out of the next ones."""
     began, n_rounds = clock(), 0
     while items and n_rounds < MAX_ROUNDS:
         left = seconds - (clock() - began)
@@ -219,9 +215,7 @@ def time_step(
     clock: Clock,
     into: Times,
 ) -> Iterator[float]:
-    """Time steps of a head that reads the target's cache, which holds `ids` but for the last: each evaluates
-    one id, whatever it did before.
-    """
+    """Time steps of one id of a head that reads the target's cache, which holds `ids` but for the last."""
     for share, n in _rounds([1], min_rounds, seconds, clock):
         drafter.start(0, ids, sampler)
         began = clock()
@@ -311,9 +305,7 @@ def measure_curve(run: TuneRun, position: TimingPosition, seconds: float) -> Ite
 
 
 def measure_threads(run: TuneRun, position: TimingPosition, seconds: float) -> Iterator[float]:
-    """Time decodes with other numbers of threads for so many seconds; the context's own numbers are restored
-    afterwards. Yields the share that is done.
-    """
+    """Time other numbers of threads for so many seconds; then those in use are set again. Yields shares."""
     context, times = run.loaded.context, ThreadTimes()
     used = context.n_threads, context.n_threads_batch
     numbers, others = candidates(min(physical_cores(), MAX_THREADS), used), OtherWork(max(used))

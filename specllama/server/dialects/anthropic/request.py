@@ -98,9 +98,7 @@ class MessageTurn(MessageFields):
     content: str | Annotated[list[ContentBlock], AtMost(MAX_BLOCKS)]
 
     def add_to(self, conversation: ConversationReader, path: str) -> None:
-        """Add the turn to a conversation, a user's tool results before the text. path: its field. Raises
-        FieldError.
-        """
+        """Add the turn, a user's tool results before the text. path: its field. Raises FieldError."""
         here, images = f"{path}.content", with_images(ReadContent(), self.images, path)
         if self.role == "assistant":
             _AnswerReader(conversation, here).add(self.content, self.reasoning_content or "", images.run)

@@ -219,9 +219,7 @@ class PromptObject(Body):
     multimodal_data: Annotated[list[str], AtMost(MAX_PARTS)] | None = None
 
     def marked(self, field: str) -> tuple[str | list[Any], list[GivenImage]]:
-        """The prompt with marks in place of its markers, and its images. field: their path. Raises
-        FieldError.
-        """
+        """The prompt with marks for its markers, and its images. field: their path. Raises FieldError."""
         given = [given_image(field, field, text) for text in self.multimodal_data or ()]
         if isinstance(self.prompt_string, str):
             # Without images markers are a text like others.

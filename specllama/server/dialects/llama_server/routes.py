@@ -127,9 +127,7 @@ def _model(model: ModelInfo) -> JsonObject:
 
 
 def _capabilities(info: LoadInfo) -> dict[str, bool]:
-    """Features of conversations. Templates without tool support get tools and calls as text, so a working
-    template suffices.
-    """
+    """Templates without tool support get tools and calls as text, so a working template suffices."""
     works = info.template_works
     features = (
         "string_content", "typed_content", "system_role", "tools", "tool_calls", "parallel_tool_calls",
@@ -318,9 +316,7 @@ async def drain(api: ApiRequest) -> Response:
 
 
 async def health(api: ApiRequest, ready: bool = False) -> Response:
-    """Never waits for the engine. Requests without a valid key see no details on a server with keys. ready:
-    also whether it takes new requests.
-    """
+    """Never waits for the engine. Without a valid key no details are shown. ready: also for new requests."""
     known = bool(api.owner) or not api.settings.keys
     problem = api.supervisor.problem if known else api.supervisor.public_problem
     if (ready or "ready" in api.query_params) and api.models.admission.draining:
@@ -426,9 +422,7 @@ async def unload(api: ApiRequest) -> Response:
 
 
 async def pull(api: ApiRequest, stop: bool = False) -> Response:
-    """Answers at once; the list of models shows the progress. Bytes received before a stop are kept, and a
-    later download resumes.
-    """
+    """Answers at once; the list of models shows the progress. Bytes that have arrived are kept."""
     name = (await api.body(ModelRequest)).model
     api.check_administers("download models")
     api.models.pull(name, stop)

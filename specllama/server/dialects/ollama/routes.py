@@ -55,9 +55,7 @@ def timestamp(seconds: float) -> str:
 
 
 class OllamaWriter(AnswerWriter):
-    """Sends each call whole, in one line, with its arguments as an object. chat: the answer is a message, not
-    plain text.
-    """
+    """Sends each call whole, its arguments as an object. chat: the answer is a message, not plain text."""
 
     media_type = "application/x-ndjson"
 

@@ -308,9 +308,7 @@ class CompletionWriter(OpenAIWriter):
 
 
 def _logprobs(positions: Sequence[PositionLogprobs], offset: int) -> JsonObject:
-    """offset: number of characters of the text before the first of these tokens. Tokens that share a
-    character have its offset.
-    """
+    """offset: characters before the first of these tokens; those that share a character have its offset."""
     offsets = []
     for position in positions:
         offsets.append(offset)

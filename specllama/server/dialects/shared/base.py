@@ -53,9 +53,7 @@ _MAX_FOUND = 4 * 1024 * 1024  # bytes of all items that one request refers to
 
 
 class RecentItems:
-    """Holds the most recently used items in memory, each visible to its owner only. most: bytes of JSON.
-    Thread-safe.
-    """
+    """Holds the latest items in memory, each for its owner alone. most: bytes of JSON. Thread-safe."""
 
     def __init__(self, most: int = KEPT_BYTES) -> None:
         self._most, self._size = most, 0
@@ -156,9 +154,7 @@ class ApiRequest:
 
     @property
     def supervisor(self) -> Supervisor:
-        """The engine of the model; queries load the model and keep it loaded until they are answered.
-        Raises NotFoundError.
-        """
+        """The engine of the model; queries keep it loaded until they are answered. Raises NotFoundError."""
         return self.service.supervisor
 
     @property
@@ -349,9 +345,7 @@ Endpoint = Callable[[ApiRequest], Awaitable[Response]]
 
 @dataclass(frozen=True, slots=True)
 class ApiRoute:
-    """One operation. summary: for the OpenAPI document, "" omits it. body: model of the request body,
-    None without one. open: needs no API key.
-    """
+    """summary: for the OpenAPI document, "" omits it. body: model of the body. open: needs no API key."""
 
     method: str
     path: str
@@ -363,9 +357,7 @@ class ApiRoute:
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """One API. prefixes: paths below which all errors have its shape, including those of the middleware
-    and of unknown routes.
-    """
+    """One API. prefixes: paths below which all errors have its shape, those of unknown routes too."""
 
     error_body: ErrorBody
     routes: tuple[ApiRoute, ...] = ()

@@ -129,9 +129,7 @@ Content = str | Annotated[list[ContentPart], AtMost(MAX_PARTS)]
 
 
 class MediaPart(NamedTuple):
-    """Sound or a file. param: the field at fault if it cannot be used. path: of the part, ending in its type.
-    kind: what it is.
-    """
+    """Sound or a file. param: the field at fault. path: of the part, ending in its type. kind: what it is."""
 
     param: str
     path: str
@@ -340,9 +338,7 @@ class EarlierCalls:
 
 
 class CallArguments:
-    """Parses the arguments of all calls in a request's earlier messages, with the limits of a body for
-    all of them together.
-    """
+    """Parses the arguments of all earlier calls, with the limits of a body for all of them together."""
 
     def __init__(self) -> None:
         self._n_values = self._n_containers = 0

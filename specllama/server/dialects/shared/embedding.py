@@ -52,9 +52,7 @@ def texts_of(given: str | Sequence[Any] | None, name: str) -> list[str | list[in
 
 
 async def embeddings(api: ApiRequest, own_shape: bool = False) -> Response:
-    """own_shape: llama-server's, which has a list of vectors for each text, and those of tokens where the
-    model has no pooling.
-    """
+    """own_shape: llama-server's: a list of vectors for each text, of its tokens where there is no pooling."""
     body = await api.body(EmbeddingsRequest)
     own_shape = own_shape or body.input is None
     order = protocol.Embed(

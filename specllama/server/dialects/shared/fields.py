@@ -109,9 +109,7 @@ class RequestBody(Body):
 
     @property
     def ignored_fields(self) -> tuple[str, ...]:
-        """Paths of the fields without effect, nested ones included: "session_id", "messages[].mood". At
-        most MAX_NAMED.
-        """
+        """Paths of fields without effect, such as "session_id", "messages[].mood", at most MAX_NAMED."""
         return self._ignored
 
 
@@ -348,9 +346,7 @@ _SHARED["speculative.n_max"] = "draft_num_predict"  # llama-server's
 
 
 def renamed(data: Mapping[str, Any], aliases: Mapping[str, str], own: Collection[str]) -> JsonObject:
-    """A body with the model's field names. aliases: further names in this API. own: names of the model's
-    fields, which take precedence.
-    """
+    """A body with the model's field names. aliases: further names. own: its fields, which come first."""
     fields = {name: value for name, value in data.items() if _meant(name, aliases, own) == name}
     for name, value in data.items():
         fields.setdefault(_meant(name, aliases, own), value)

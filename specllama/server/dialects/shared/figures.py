@@ -56,9 +56,7 @@ def _round(one: events.RoundEvent) -> JsonObject:
 
 
 def figures(fold: events.Accumulator, enabled: bool, ignored: Sequence[str] = ()) -> JsonObject:
-    """The figures for the last chunk or the whole answer. enabled: whether drafting was allowed. ignored: the
-    request's fields without effect.
-    """
+    """All figures of an answer. enabled: whether drafting was allowed. ignored: fields without effect."""
     stats = [end.stats for end in fold.ends]
     shown: JsonObject = {
         "timings": timings(stats),
@@ -238,9 +236,7 @@ _FORMS: Mapping[str, Callable[[SamplingParams], Mapping[str, Any]]] = {
 def generation_settings(
     params: SamplingParams, end_ids: Collection[int] = (), drafters: Collection[str] = (), **shown: Any
 ) -> JsonObject:
-    """params: as used. end_ids: tokens that end a text. drafters: names. shown: further fields, as in the
-    request.
-    """
+    """params: as used. end_ids: tokens that end a text. drafters: names. shown: fields of the request."""
     settings: JsonObject = {**NOT_SUPPORTED}
     for name in (name for name in PARAMETERS if name != "n"):
         settings |= _FORMS[name](params) if name in _FORMS else {name: getattr(params, name)}
@@ -260,9 +256,7 @@ def native_answer(
     drafters: Collection[str] = (),
     **shown: Any,
 ) -> JsonObject:
-    """A finished choice as one object, without probabilities. end_ids, drafters, shown: for its
-    `generation_settings`.
-    """
+    """A finished choice without probabilities. end_ids, drafters, shown: see `generation_settings`."""
     end = choice.end
     assert end is not None
     stats = end.stats

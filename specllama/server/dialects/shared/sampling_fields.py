@@ -82,9 +82,7 @@ _EMPTY_IS_ABSENT = ("grammar", "logit_bias")
 
 
 def _given_stops(value: Any) -> Any:
-    """Removes empty strings, which would end every answer at once, where all are valid: errors have the
-    indexes as sent. None if none remains.
-    """
+    """Without empty strings, which would end every answer, if all are valid; None if none remains."""
     if isinstance(value, list) and all(isinstance(t, str) and len(t) <= MAX_STOP_CHARS for t in value):
         value = [text for text in value if text != ""]
     return value if value not in ("", []) else None
@@ -254,9 +252,7 @@ class ParameterReader(ParameterFields):
 
     @classmethod
     def prepared(cls, data: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Renames fields of other APIs and aliases to those of this model, whose own names take
-        precedence.
-        """
+        """Fields of other APIs and aliases under this model's names, which take precedence."""
         fields = renamed(data, cls.aliases, cls.model_fields)
         for name in _EMPTY_IS_ABSENT:
             if fields.get(name) in ("", [], {}):
@@ -548,9 +544,7 @@ def first(*values: Any) -> Any:
 
 
 def _biases(given: dict[str, float] | list[list[Any]], path: str) -> dict[Any, float]:
-    """logit_bias as a mapping. false stands for minus infinity, as in llama-server. path: its field. Raises
-    FieldError.
-    """
+    """logit_bias as a mapping; false is minus infinity, as in llama-server. Raises FieldError for `path`."""
     if not isinstance(given, list):
         return given
     biases = {}

@@ -239,9 +239,7 @@ class _ToolReader:
             raise FieldError(error.message, error.details["param"]) from None
 
     def read(self, choice: str | ChosenTools | None, parallel: bool) -> RequestTools:
-        """The tools and those that the choice allows; one chosen by name is called once. Raises
-        FieldError.
-        """
+        """The tools and those that the choice allows; a named one is called once. Raises FieldError."""
         mode, names, is_one = self._chosen(choice)
         if self._result.dropped and not self._tools and mode != "none":
             kinds = ", ".join(dict.fromkeys(self._result.dropped))[:200]
@@ -308,9 +306,7 @@ class _ToolReader:
             yield self._name(tool, path)
 
     def _name(self, chosen: NamedTool, path: str) -> str:
-        """The flat name; for a choice without a namespace, that of the only function of this name in any
-        namespace.
-        """
+        """The flat name; without a namespace, of the only function of this name in any namespace."""
         name = needed(chosen.named, f"{path}.name")
         if chosen.namespace:
             return flat_name(chosen.namespace, name)

@@ -56,9 +56,7 @@ MAX_ECHO = 256 * 1024  # bytes of the request that an answer repeats
 
 
 def echo_json(echo: JsonObject) -> bytes:
-    """The repeated fields as JSON, which is held while the request waits. If it is too large, only the
-    names of the tools are kept.
-    """
+    """The repeated fields, held while the request waits; of too large ones only the names of the tools."""
     whole = events.to_json(echo)
     if len(whole) <= MAX_ECHO:
         return whole
@@ -133,9 +131,7 @@ class ResponsesWriter(AnswerWriter):
             self._keep(self._output(self.fold.choices[0]))
 
     def error_event(self, error: SpecllamaError) -> bytes:
-        """An error event for the SDKs, and the end of the response for agents that
-        wait for it.
-        """
+        """An error event for the SDKs, and the end of the response for agents that wait for it."""
         shown = error_body(error)["error"]
         code, message = shown["code"] or shown["type"], shown["message"]
         begun = [] if self._n_events else self._begin()
