@@ -14,7 +14,7 @@ from specllama.heads.check import check_draft, check_embedder, check_model
 from specllama.heads.kind import HeadInfo
 from specllama.models.memory.available import available_memory
 from specllama.models.memory.cost import ImageMemory
-from specllama.models.memory.plan import DeviceMemory, MemoryPlan, plan_embedder, plan_load
+from specllama.models.memory.plan import MemoryPlan, plan_embedder, plan_load
 from specllama.models.prepare import prepare_if_on_disk
 from specllama.models.resolve import Library
 from specllama.pair.check import own_head
@@ -36,9 +36,8 @@ class PendingLoad:
 
     def plan(self, free: FreeMemory) -> MemoryPlan:
         """The plan, if need be without the target's head or an unnamed projector. Raises ResourceError."""
-        gpus = [DeviceMemory(gpu.name, gpu.free, gpu.unified) for gpu in free.gpus]
         if self.settings.pooling is not None:
-            return plan_embedder(self.settings, self.target, free.host, gpus)
+            return plan_embedder(self.settings, self.target, free.host, free.gpus)
         variants = [(self.draft, self.head, self.projector)]
         if self.head is not None or isinstance(self.draft, HeadInfo):
             draft = None if isinstance(self.draft, HeadInfo) else self.draft
@@ -49,7 +48,7 @@ class PendingLoad:
         for one, head, projector in variants:
             try:
                 return plan_load(
-                    self.settings, self.target, one, free.host, gpus, head=head, projector=projector
+                    self.settings, self.target, one, free.host, free.gpus, head=head, projector=projector
                 )
             except ResourceError as error:
                 problem = error

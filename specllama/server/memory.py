@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from specllama.client.model_info import DeviceInfo, LoadInfo
-from specllama.models.memory.available import available_memory, mapped_memory
+from specllama.models.memory.available import DeviceMemory, available_memory, mapped_memory
 from specllama.server.supervisor import Supervisor
 
 
@@ -23,20 +23,11 @@ class LoadedModel:
 
 
 @dataclass(frozen=True, slots=True)
-class FreeGpu:
-    """A GPU. free: bytes. unified: its memory is the host's (Apple)."""
-
-    name: str
-    free: int
-    unified: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class FreeMemory:
     """Memory that no loaded model uses. host: bytes. gpus: those of the build of llama.cpp."""
 
     host: int
-    gpus: tuple[FreeGpu, ...] = ()
+    gpus: tuple[DeviceMemory, ...] = ()
 
     def after_evicting(self, models: Iterable[LoadedModel]) -> FreeMemory:
         """The free memory without these models; device_bytes are split over GPUs by their free memory."""
@@ -67,7 +58,9 @@ class MemoryLedger:
         host = self._available() - sum(map(_mapped, supervisors))
         total = sum(gpu.total for gpu in self._gpus) or 1
         unified = sys.platform == "darwin"
-        gpus = [FreeGpu(gpu.name, gpu.free + self._freed * gpu.total // total, unified) for gpu in self._gpus]
+        gpus = [
+            DeviceMemory(gpu.name, gpu.free + self._freed * gpu.total // total, unified) for gpu in self._gpus
+        ]
         return FreeMemory(max(0, host), tuple(gpus))
 
     def loaded(self, info: LoadInfo) -> None:

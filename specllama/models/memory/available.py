@@ -9,6 +9,7 @@ import os
 import platform
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from specllama.processor_time import output_of
@@ -16,6 +17,15 @@ from specllama.processor_time import output_of
 UNKNOWN = 1 << 62  # bytes, so that nothing is refused if the memory cannot be determined
 NO_QUOTA = 1 << 16  # CPUs
 _FILE_PAGES = ("inactive_file", "active_file")  # page cache, which the kernel drops if memory is short
+
+
+@dataclass(frozen=True)
+class DeviceMemory:
+    """A device to offload layers to. free: bytes. unified: its memory is the host's (Apple)."""
+
+    name: str
+    free: int
+    unified: bool = False
 
 
 def available_memory(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:

@@ -29,6 +29,7 @@ from specllama.gguf.header import Header
 from specllama.gguf.parse import row_bytes
 from specllama.gguf.projector import Projector
 from specllama.gguf.trimmed import PREFIX
+from specllama.models.memory.available import DeviceMemory
 
 # Layers with a sliding window: which they are, how many cells they keep, and whether they keep all.
 #
@@ -105,15 +106,6 @@ _FIXED = 32 << 20  # bytes per context: graph nodes, batches, threads
 _PER_TOKEN_TEXT = 512  # bytes per token of the vocabulary in llama.cpp: strings, two maps, pieces, merges
 _DEFAULT = ModelSettings(path="")
 _BLOCK = re.compile(r"blk\.(\d+)\.")
-
-
-@dataclass(frozen=True)
-class DeviceMemory:
-    """A device to offload layers to. free: bytes. unified: its memory is the host's (Apple)."""
-
-    name: str
-    free: int
-    unified: bool = False
 
 
 @dataclass(frozen=True)

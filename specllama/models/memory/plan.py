@@ -20,6 +20,7 @@ from specllama.gguf.parse import TYPE_BY_NAME
 from specllama.gguf.projector import Projector
 from specllama.heads import HEAD_ARCHITECTURES, file_head
 from specllama.heads.kind import HeadInfo, of_blocks
+from specllama.models.memory.available import DeviceMemory as DeviceMemory
 from specllama.models.memory.cost import (
     N_CTX_PAD,
     NO_IMAGES,
@@ -30,7 +31,6 @@ from specllama.models.memory.cost import (
     image_memory,
     keeps_all_cells,
 )
-from specllama.models.memory.cost import DeviceMemory as DeviceMemory
 
 # The parts of a file with a head, as headers of their own, so that the memory of each can be planned.
 #

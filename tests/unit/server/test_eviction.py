@@ -13,8 +13,9 @@ from specllama.errors import ResourceError
 from specllama.gguf.header import Header
 from specllama.gguf.parse import TensorInfo
 from specllama.heads.kind import HeadInfo
+from specllama.models.memory.available import DeviceMemory
 from specllama.server.eviction import PendingLoad, prepare_load, select_evictions
-from specllama.server.memory import FreeGpu, FreeMemory, LoadedModel
+from specllama.server.memory import FreeMemory, LoadedModel
 from tests.support import tiny_mmproj, tinygguf, tinymtp
 
 GB = 10**9
@@ -97,18 +98,18 @@ def test_models_are_evicted_rather_than_load_with_a_smaller_context(pending: Pen
 
 def test_gpus_are_kept_free_for_the_whole_model(pending: PendingLoad) -> None:
     """Without its layers on the GPU it would fit, and be slow."""
-    full = FreeMemory(100 * GB, (FreeGpu("CUDA0", GB // 20),))
+    full = FreeMemory(100 * GB, (DeviceMemory("CUDA0", GB // 20),))
     there = [LoadedModel("a", False, 1.0, GB, 8 * GB)]
     assert [one.id for one in select_evictions(pending, there, full)] == ["a"]
-    roomy = FreeMemory(100 * GB, (FreeGpu("CUDA0", 8 * GB),))
+    roomy = FreeMemory(100 * GB, (DeviceMemory("CUDA0", 8 * GB),))
     assert select_evictions(pending, there, roomy) == []
 
 
 def test_freed_memory_is_split_over_the_gpus() -> None:
-    free = FreeMemory(1, (FreeGpu("a", 300), FreeGpu("b", 100)))
+    free = FreeMemory(1, (DeviceMemory("a", 300), DeviceMemory("b", 100)))
     freed = free.after_evicting([LoadedModel("x", False, 0.0, 10, 400)])
     assert (freed.host, [gpu.free for gpu in freed.gpus]) == (11, [600, 200])
-    empty = FreeMemory(1, (FreeGpu("a", 0), FreeGpu("b", 0)))
+    empty = FreeMemory(1, (DeviceMemory("a", 0), DeviceMemory("b", 0)))
     assert [gpu.free for gpu in empty.after_evicting([LoadedModel("x", False, 0.0, 0, 400)]).gpus] == [
         200,
         200,
