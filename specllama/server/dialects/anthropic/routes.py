@@ -83,24 +83,20 @@ class MessageWriter(AnswerWriter):
 
     def answer(self) -> JsonObject:
         (choice,) = self.fold.in_order
-        message = self._message(choice, _blocks(choice))
-        return message | self._figures()
+        return self._message(choice, _blocks(choice)) | self._figures()
 
     def _figures(self) -> JsonObject:
         shown: JsonObject = {"speculation": own_figures(self.fold.ends, self.options.speculate)}
         return shown | ({"ignored_fields": list(self.options.ignored)} if self.options.ignored else {})
 
     def _message(self, choice: events.AccumulatedChoice, content: list[JsonObject]) -> JsonObject:
-        ending = _ending(choice)
         return {
             "id": self.id,
             "type": "message",
             "role": "assistant",
             "model": self.options.model,
             "content": content,
-            "stop_reason": ending["stop_reason"],
-            "stop_sequence": ending["stop_sequence"],
-            "stop_details": ending["stop_details"],
+            **_ending(choice),
             "usage": _usage(choice),
         }
 
@@ -110,28 +106,22 @@ class MessageWriter(AnswerWriter):
             return []
         self._begun = True
         (choice,) = self.fold.in_order
-        start: JsonObject = {"type": "message_start", "message": self._message(choice, [])}
-        return [start]
+        return [{"type": "message_start", "message": self._message(choice, [])}]
 
     def _events(self, event: events.Event) -> list[JsonObject]:
+        if isinstance(event, (events.TextEvent, events.CallArgs, events.Reasoning)) and not event.text:
+            return []
         if isinstance(event, events.TextEvent):
-            return (
-                self._part({"type": "text", "text": ""}, {"type": "text_delta", "text": event.text})
-                if event.text
-                else []
-            )
+            return self._part({"type": "text", "text": ""}, {"type": "text_delta", "text": event.text})
         if isinstance(event, events.CallArgs):
-            self._empty = self._empty and not event.text
-            return [self._delta(_arguments_delta(event.text))] if event.text else []
+            self._empty = False
+            return [self._delta(_arguments_delta(event.text))]
         if isinstance(event, events.Reasoning):
-            block: JsonObject = {"type": "thinking", "thinking": "", "signature": ""}
-            return self._part(block, {"type": "thinking_delta", "thinking": event.text}) if event.text else []
+            block = {"type": "thinking", "thinking": "", "signature": ""}
+            return self._part(block, {"type": "thinking_delta", "thinking": event.text})
         if isinstance(event, events.CallOpen):
             self._empty = True
-            call: JsonObject = {
-                "type": "tool_use", "id": f"toolu_{event.id}", "name": event.name, "input": {},
-            }  # fmt: skip
-            return [*self._closing(), self._opening(call)]
+            return [*self._closing(), self._opening(_tool_use(event.id, event.name, {}))]
         if isinstance(event, events.CallClose):
             filled = [self._delta(_arguments_delta("{}"))] if self._empty else []
             return [*filled, *self._closing()]
@@ -153,9 +143,7 @@ class MessageWriter(AnswerWriter):
 
     def _part(self, block: JsonObject, delta: JsonObject) -> list[JsonObject]:
         """The next part of text or thinking. block: the empty one, unless such a block is open."""
-        opening: list[JsonObject] = []
-        if self._open != block["type"]:
-            opening = [*self._closing(), self._opening(block)]
+        opening = [] if self._open == block["type"] else [*self._closing(), self._opening(block)]
         return [*opening, self._delta(delta)]
 
     def _opening(self, block: JsonObject) -> JsonObject:
@@ -170,14 +158,17 @@ class MessageWriter(AnswerWriter):
         was, self._open = self._open, ""
         if not was:
             return []
-        signature: JsonObject = {"type": "signature_delta", "signature": SIGNATURE}
-        signed = [self._delta(signature)] if was == "thinking" else []
-        stop: JsonObject = {"type": "content_block_stop", "index": self._n_blocks - 1}
-        return [*signed, stop]
+        signature = self._delta({"type": "signature_delta", "signature": SIGNATURE})
+        stop = {"type": "content_block_stop", "index": self._n_blocks - 1}
+        return [signature, stop] if was == "thinking" else [stop]
 
 
 def _arguments_delta(text: str) -> JsonObject:
     return {"type": "input_json_delta", "partial_json": text}
+
+
+def _tool_use(id_: str, name: str, arguments: JsonObject) -> JsonObject:
+    return {"type": "tool_use", "id": f"toolu_{id_}", "name": name, "input": arguments}
 
 
 def _blocks(choice: events.AccumulatedChoice) -> list[JsonObject]:
@@ -186,10 +177,7 @@ def _blocks(choice: events.AccumulatedChoice) -> list[JsonObject]:
         blocks.append({"type": "thinking", "thinking": choice.reasoning, "signature": SIGNATURE})
     for item in choice.items:
         if isinstance(item, events.AccumulatedCall):
-            call: JsonObject = {
-                "type": "tool_use", "id": f"toolu_{item.id}", "name": item.name, "input": _input(item),
-            }  # fmt: skip
-            blocks.append(call)
+            blocks.append(_tool_use(item.id, item.name, _input(item)))
         elif item.text:
             blocks.append({"type": "text", "text": item.text})
     if not any(block["type"] != "thinking" for block in blocks):
@@ -220,10 +208,8 @@ def _ending(choice: events.AccumulatedChoice) -> JsonObject:
 
 def _usage(choice: events.AccumulatedChoice) -> JsonObject:
     stats = choice.end.stats if choice.end else None
-    if stats is not None:
-        cached = stats.n_reused
-    else:
-        cached = choice.prefill.n_reused if choice.prefill else 0
+    known = stats or choice.prefill
+    cached = known.n_reused if known else 0
     return {
         "input_tokens": choice.start.n_prompt - cached,
         "cache_creation_input_tokens": 0,

@@ -96,13 +96,12 @@ class OpenAIWriter(AnswerWriter):
         return chunks
 
     def answer(self) -> JsonObject:
-        verbose: JsonObject = {"__verbose": self._native_answer()} if self.options.verbose else {}
         return {
             **self._head(self.answer_object),
             "choices": [self._whole(choice) for choice in self.fold.in_order],
             "usage": usage(self.fold),
             **self.figures(),
-            **verbose,
+            **({"__verbose": self._native_answer()} if self.options.verbose else {}),
         }
 
     def end(self) -> bytes:
@@ -144,9 +143,8 @@ class OpenAIWriter(AnswerWriter):
 
 def ending(end: events.End | None, start: events.Start) -> JsonObject:
     """End reason of a choice, and the seed that reproduces it."""
-    reason = _REASONS.get(end.reason, "stop") if end else None
     return {
-        "finish_reason": reason,
+        "finish_reason": _REASONS.get(end.reason, "stop") if end else None,
         "stop_reason": end.stop_string if end else None,
         "seed": start.seed,
     }
@@ -230,10 +228,8 @@ class ChatWriter(OpenAIWriter):
 
 def _call(id_: str, name: str, arguments: str, index: int | None = None) -> JsonObject:
     """index: of a streamed call."""
-    function: JsonObject = {"name": name, "arguments": arguments}
-    if index is None:
-        return {"id": f"call_{id_}", "type": "function", "function": function}
-    return {"index": index, "id": f"call_{id_}", "type": "function", "function": function}
+    call = {"id": f"call_{id_}", "type": "function", "function": {"name": name, "arguments": arguments}}
+    return call if index is None else {"index": index, **call}
 
 
 def _ending(choice: events.AccumulatedChoice) -> JsonObject:

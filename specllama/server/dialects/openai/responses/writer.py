@@ -216,15 +216,11 @@ class ResponsesWriter(AnswerWriter):
         item = self._item(entries[i], i, _status(choice, entries, i))
         parts = []
         if item["type"] == "function_call":
-            arguments: JsonObject = {
-                **self._position, "name": item["name"], "arguments": item["arguments"],
-            }  # fmt: skip
+            arguments = {**self._position, "name": item["name"], "arguments": item["arguments"]}
             parts.append(self._event("response.function_call_arguments.done", arguments))
         else:
             (part,) = item["content"]
-            done: JsonObject = {**self._position, "text": part["text"]}
-            if part["type"] == "output_text":
-                done = {**self._position, "text": part["text"], "logprobs": part["logprobs"]}
+            done = {**self._position, **{name: part[name] for name in ("text", "logprobs") if name in part}}
             parts.append(self._event(f"response.{part['type']}.done", done))
             parts.append(self._event("response.content_part.done", {**self._position, "part": part}))
         parts.append(self._event("response.output_item.done", {"output_index": i, "item": item}))
@@ -236,14 +232,13 @@ class ResponsesWriter(AnswerWriter):
         event: events.TextEvent | events.Reasoning | events.CallArgs,
         logprobs: list[JsonObject] | None = None,
     ) -> JsonObject:
-        fields: JsonObject = {}
+        data: JsonObject = {**self._position, "delta": event.text}
         if logprobs is not None:
-            fields["logprobs"] = logprobs
+            data["logprobs"] = logprobs
         if trace := self._trace(event):
-            fields["speculation"] = trace
+            data["speculation"] = trace
         if self.options.timings:
-            fields["timings"] = running_timings(self.fold.choices[0])
-        data: JsonObject = {**self._position, "delta": event.text, **fields}
+            data["timings"] = running_timings(self.fold.choices[0])
         return self._event(f"response.{kind}.delta", data)
 
     def _trace(self, event: events.Event) -> JsonObject | None:
