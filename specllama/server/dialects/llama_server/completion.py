@@ -58,13 +58,14 @@ class NativeWriter(AnswerWriter):
         for choice in self.fold.in_order:
             tokens = choice.ids if self.native.return_tokens else []
             probs = [*choice.logprobs, *(choice.end.logprobs if choice.end else ())]
-            answers.append(self._selected(self._final(choice, choice.text, tokens, probs)))
+            answers.append(_selected(self._final(choice, choice.text, tokens, probs), self.native.fields))
         return answers if self.native.several else answers[0]
 
     def chunks_of(self, event: Event) -> Sequence[JsonObject]:
         choice = self.fold.choices[event.index]
         if isinstance(event, Prefill):
-            return [self._progress(choice, event)] if self.options.progress else []
+            shown = {**self._piece(choice, "", (), ()), "prompt_progress": figures.prompt_progress(event)}
+            return [shown] if self.options.progress else []
         if isinstance(event, TextEvent):
             chunks = [self._piece(choice, *piece) for piece in self._pieces(event)]
             if self.options.trace:
@@ -76,9 +77,8 @@ class NativeWriter(AnswerWriter):
         rest = [self._piece(choice, "", event.ids, probs)] if event.ids else []
         final = self._final(choice, "", (), ())
         if self.options.trace:
-            speculation: JsonObject = final["speculation"]
-            speculation.update(figures.trace_of(event))
-        return [*rest, self._selected(final)]
+            final["speculation"] |= figures.trace_of(event)
+        return [*rest, _selected(final, self.native.fields)]
 
     def _pieces(self, event: TextEvent) -> Sequence[tuple[str, Sequence[int], Sequence[PositionLogprobs]]]:
         """Text, ids and probabilities of each chunk: per token, or for the tokens that share a character."""
@@ -117,11 +117,6 @@ class NativeWriter(AnswerWriter):
             chunk["completion_probabilities"] = self._probabilities(probs)
         return chunk
 
-    def _progress(self, choice: AccumulatedChoice, event: Prefill) -> JsonObject:
-        chunk = self._piece(choice, "", (), ())
-        chunk["prompt_progress"] = figures.prompt_progress(event)
-        return chunk
-
     def _final(
         self,
         choice: AccumulatedChoice,
@@ -147,32 +142,20 @@ class NativeWriter(AnswerWriter):
             answer["ignored_fields"] = list(self.options.ignored)
         return answer
 
-    def _selected(self, answer: JsonObject) -> JsonObject:
-        return _only(answer, self.native.fields) if self.native.fields else answer
-
     def _probabilities(self, positions: Sequence[PositionLogprobs]) -> list[JsonObject]:
-        tokens = []
-        for position in positions:
-            token, top = self._token(position.chosen), [self._token(c) for c in position.top]
-            if self.native.final_probs:
-                token["top_probs"] = top
-            else:
-                token["top_logprobs"] = top
-            tokens.append(token)
-        return tokens
+        name = "top_probs" if self.native.final_probs else "top_logprobs"
+        return [{**self._token(p.chosen), name: [self._token(c) for c in p.top]} for p in positions]
 
     def _token(self, candidate: CandidateLogprob) -> JsonObject:
         token: JsonObject = {"id": candidate.id, "token": candidate.token, "bytes": candidate.bytes}
         if self.native.final_probs:
-            token["prob"] = 0.0 if candidate.logprob is None else math.exp(candidate.logprob)
-        else:
-            token["logprob"] = figures.number(candidate.logprob)
-        return token
+            return {**token, "prob": 0.0 if candidate.logprob is None else math.exp(candidate.logprob)}
+        return {**token, "logprob": figures.number(candidate.logprob)}
 
 
-def _only(answer: Mapping[str, object], fields: Sequence[str]) -> JsonObject:
-    """The requested fields that the answer has. "a/b" is field b of object a, under that name."""
-    selected = {}
+def _selected(answer: JsonObject, fields: Sequence[str]) -> JsonObject:
+    """The fields that the answer has, all for (). "a/b" is field b of object a, under that name."""
+    selected = {} if fields else answer
     for name in fields:
         value: Any = answer
         for part in name.split("/"):

@@ -66,14 +66,14 @@ class OllamaWriter(AnswerWriter):
 
     def chunks_of(self, event: events.Event) -> Sequence[JsonObject]:
         if isinstance(event, events.TextEvent):
-            return [_with_logprobs(self._chunk(event.text), event.logprobs)]
+            return [self._chunk(event.text, logprobs=event.logprobs)]
         if isinstance(event, events.Reasoning):
             return [self._chunk(thinking=event.text)]
         choice = self.fold.choices[event.index]
         if isinstance(event, events.CallClose):
             return [self._chunk(calls=[_call(event.call, choice.calls[event.call])])]
         if isinstance(event, events.End):
-            return [self._ended(_with_logprobs(self._chunk(), event.rest), choice)]
+            return [self._ended(self._chunk(logprobs=event.rest), choice)]
         return []
 
     def error_body(self, error: SpecllamaError) -> JsonObject:
@@ -85,22 +85,26 @@ class OllamaWriter(AnswerWriter):
     def answer(self) -> JsonObject:
         (choice,) = self.fold.in_order
         calls = [_call(i, call) for i, call in enumerate(choice.calls) if call.complete]
-        answer = self._chunk(choice.text, choice.reasoning, calls)
-        return self._ended(_with_logprobs(answer, choice.logprobs), choice)
+        return self._ended(self._chunk(choice.text, choice.reasoning, calls, choice.logprobs), choice)
 
     def loaded(self, reason: str) -> bytes:
         """The answer if nothing is generated, as one line. reason: "load" or "unload"."""
         return self.encoded(self._chunk() | {"done": True, "done_reason": reason})
 
-    def _chunk(self, text: str = "", thinking: str = "", calls: Sequence[JsonObject] = ()) -> JsonObject:
+    def _chunk(
+        self,
+        text: str = "",
+        thinking: str = "",
+        calls: Sequence[JsonObject] = (),
+        logprobs: Sequence[PositionLogprobs] = (),
+    ) -> JsonObject:
         head: JsonObject = {"model": self.options.model, "created_at": self._created_at}
         thought = {"thinking": thinking} if thinking else {}
+        rest = {"done": False, **({"logprobs": described(logprobs)} if logprobs else {})}
         if not self._chat:
-            return {**head, "response": text, **thought, "done": False}
-        message: JsonObject = {"role": "assistant", "content": text, **thought}
-        if calls:
-            message["tool_calls"] = list(calls)
-        return {**head, "message": message, "done": False}
+            return {**head, "response": text, **thought, **rest}
+        called = {"tool_calls": list(calls)} if calls else {}
+        return {**head, "message": {"role": "assistant", "content": text, **thought, **called}, **rest}
 
     def _ended(self, chunk: JsonObject, choice: events.AccumulatedChoice) -> JsonObject:
         assert choice.end is not None
@@ -125,12 +129,6 @@ def _ns(seconds: float) -> int:
 def _call(index: int, call: events.AccumulatedCall) -> JsonObject:
     function: JsonObject = {"index": index, "name": call.name, "arguments": json.loads(call.arguments)}
     return {"id": f"call_{call.id}", "function": function}
-
-
-def _with_logprobs(chunk: JsonObject, positions: Sequence[PositionLogprobs]) -> JsonObject:
-    if positions:
-        chunk["logprobs"] = described(positions)
-    return chunk
 
 
 # The routes.
