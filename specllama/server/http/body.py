@@ -159,7 +159,8 @@ def parse(body: bytes | bytearray, what: str = "the body") -> JsonObject:
         raise UsageError(f"{what} must be a JSON object")
     check_depth(data, what)
     if _SURROGATE.search(body):  # in all texts, names included
-        data = json.loads(without_lone_surrogates(json.dumps(data, ensure_ascii=False)))
+        repaired: JsonObject = json.loads(without_lone_surrogates(json.dumps(data, ensure_ascii=False)))
+        return repaired
     return data
 
 

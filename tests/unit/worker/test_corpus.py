@@ -123,10 +123,9 @@ def test_without_git_folders_are_walked(folder: Path, monkeypatch: pytest.Monkey
     assert texts_of(folder)[0] == {"print('a')\n", "b\n"}
 
 
-def test_pieces_end_with_lines_and_lose_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(corpus, "PIECE", 10)
+def test_pieces_end_with_lines_and_lose_nothing() -> None:
     for text in ("", "short", "a line\n" * 7, "x" * 35, "x" * 14 + "\n" + "y" * 3):
-        made = list(pieces(text))
+        made = list(pieces(text, 10))
         assert "".join(made) == text
         assert all(0 < len(piece) <= 10 for piece in made)
     assert list(pieces("a line\n" * 3)) == ["a line\n"] * 3

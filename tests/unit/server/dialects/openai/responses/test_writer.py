@@ -76,7 +76,7 @@ def streamed(one: ResponsesWriter, script: Script) -> list[dict[str, Any]]:
 def whole(like: ResponsesWriter, script: Script) -> dict[str, Any]:
     """The answer in one piece, with the ids of another writer."""
     other = writer()
-    other.id, other._items = like.id, like._items
+    other.id, other._key = like.id, like._key
     other.fold.add(script.events)
     return other.answer()
 
