@@ -128,7 +128,7 @@ def test_pieces_end_with_lines_and_lose_nothing() -> None:
         made = list(pieces(text, 10))
         assert "".join(made) == text
         assert all(0 < len(piece) <= 10 for piece in made)
-    assert list(pieces("a line\n" * 3)) == ["a line\n"] * 3
+    assert list(pieces("a line\n" * 3, 10)) == ["a line\n"] * 3
 
 
 @pytest.fixture
