@@ -1,7 +1,7 @@
 """An option as all fronts see it: flag, key in files, environment variable, argument in Python and field of
 request bodies, with its description, how its values are written, and their range.
 
-The tables are in config/load.py, core/sampling/params.py and config/options.py.
+The tables are in config/load.py, core/sampling/params.py, config/options.toml and cli/options.toml.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum
+from string import Template
 from typing import Any
 
 from specllama.errors import UsageError, quoted
@@ -251,9 +252,23 @@ def row(
     )  # fmt: skip
 
 
-def table(panel: str, *rows: Option, stored: bool = False) -> list[Option]:
-    """The options of one panel in --help."""
-    return [replace(option, panel=panel, stored=stored) for option in rows]
+def tables(
+    panels: Mapping[str, Mapping[str, Any]], words: Mapping[str, object] = {}, stored: bool = False
+) -> list[Option]:
+    """The options of a table in TOML: by panel of --help and name [flags, kind and placeholder, help], and
+    maybe a table of further attributes. words: for which $NAME stands in a help.
+    """
+    options = list[Option]()
+    for panel, rows in panels.items():
+        for name, (flags, value, text, *more) in rows.items():
+            kind, _, metavar = value.partition(" ")
+            given = {k: tuple(v) if isinstance(v, list) else v for k, v in dict(*more).items()}
+            if "scope" in given:
+                given["scope"] = Scope[given["scope"]]
+            filled = Template(text).safe_substitute(words)
+            given |= {"panel": panel, "stored": stored}
+            options.append(row(name, flags, _TYPES.get(kind, list), filled, metavar or None, **given))
+    return options
 
 
 def option_field(

@@ -15,106 +15,33 @@ from specllama.config.places import near
 from specllama.core.sampling.params import SamplingParams
 from specllama.errors import SpecllamaError, UsageError
 from specllama.json_types import JsonObject
-from specllama.option import CHATS as SAVED_CHATS
-from specllama.option import DOWNLOADED, GGUF, KEPT, RUNNING, Option, OptionValues, row, table
+from specllama.option import Option, OptionValues, tables
+from specllama.regular_file import table_of
+
+_TABLES = table_of(__file__)
 
 
-def _argument(
-    name: str, metavar: str, text: str, completes: str, kind: type = str, required: bool = True
-) -> Option:
-    words = (completes,) if completes else ()
-    return table("Arguments", row(name, "", kind, text, metavar, words, required=required))[0]
+def own_options(command: str, words: Mapping[str, object] = {}) -> list[Option]:
+    """Those of a command in options.toml. words: see `tables`."""
+    return tables(_TABLES[command], words)
 
 
-# fmt: off
-_DEBUG = table("Output", row("debug", "--debug", bool, "show tracebacks"))
-_OUTPUT = [*table("Output", row("json", "--json", bool, "one JSON object on stdout")), *_DEBUG]
-PAIR_CHECK = [
-    _argument("target", "MAIN", "the target: a file or a name", GGUF, required=False),
-    _argument("draft", "DRAFT",
-        "the draft, a model or a head: a file or a name (default: what run uses with MAIN)", GGUF,
-        required=False),
-    *table("Arguments",
-        row("model", "-m --model", str, "MAIN, as with run", "MAIN", (GGUF,)),
-        row("draft_model", "-md --model-draft", str, "DRAFT, as with run", "DRAFT", (GGUF,)),
-        row("draft_vocab", "--draft-vocab", str,
-            "as with run: with auto, a draft whose tokens can be translated can be used", "MODE",
-            ("auto", "strict")),
-    ),
-    *_OUTPUT,
-]
-PULL = [
-    _argument("names", "NAME...", "a name (see specllama models) or user/repo:QUANT", GGUF, list),
-    *table("Download",
-        row("dry_run", "--dry-run", bool, "show what would be downloaded, and download nothing"),
-        row("force", "--force", bool, "download a pair although the check of its headers fails"),
-        row("no_verify", "--no-verify", bool,
-            "download from a mirror that gives no hashes; the hash of what comes is recorded"),
-        row("no_mmproj", "--no-mmproj", bool, "leave out the projector, with which a model reads images"),
-    ),
-    *_OUTPUT,
-]
-TRIM = [
-    _argument("draft", "DRAFT", "the draft or head to trim: a file or a name", GGUF),
-    _argument("out", "OUT", "the file to write", GGUF),
-    *table("Tokens",
-        row("keep", "--keep", int,
-            "how many tokens to keep (default: a quarter of the vocabulary, at most 32768)", "N"),
-        row("texts", "--texts", list, "a file with texts as they are written here; may be repeated", "FILE"),
-        row("seen", "--seen", list,
-            "also the tokens of the prompts on disk of this model, as specllama cache names it", "MODEL",
-            (KEPT,)),
-    ),
-    *table("File",
-        row("type", "--type", str, "write the output matrix in this type (default: as it is)", "TYPE"),
-        row("head", "--head", bool, "write the head inside a model, without the model"),
-        row("force", "--force", bool, "overwrite OUT"),
-        row("n_threads", "-t --threads", int, "threads of the comparison (0: physical cores)", "N"),
-    ),
-    *_OUTPUT,
-]
+_DEBUG = own_options("debug")
+_OUTPUT = own_options("output") + _DEBUG
+PAIR_CHECK = own_options("pair_check") + _OUTPUT
+PULL = own_options("pull") + _OUTPUT
+TRIM = own_options("trim") + _OUTPUT
 MODELS = [*MODELS_DIR, *_OUTPUT]
-CONFIG = _OUTPUT
+CONFIG = PS = CACHE = CHATS = _OUTPUT
 CONFIG_PATH = _DEBUG
-PS = _OUTPUT
-STOP = [
-    _argument("name", "SERVER", "its address, port, process, or a model in its memory", RUNNING,
-        required=False),
-    *table("Server",
-        row("all", "--all", bool, "stop all servers of this user"),
-        row("now", "--now", bool, "end running requests at once"),
-    ),
-    *_DEBUG,
-]
-MODELS_SHOW = [_argument("name", "NAME|FILE", "a name (see specllama models) or a GGUF file", GGUF), *_OUTPUT]
-MODELS_ADD = [
-    _argument("name", "NAME", "what the file shall be called", ""),
-    _argument("file", "FILE", "the GGUF file; of a split model its first part", GGUF),
-    *_DEBUG,
-]
-MODELS_RM = [
-    _argument("names", "NAME...", "what to remove", DOWNLOADED, list),
-    *table("Models",
-        row("all", "--all", bool, "all models of a repository, where a name is that of several")),
-    *_OUTPUT,
-]
-MODELS_VERIFY = [
-    _argument("names", "NAME...", "what to verify (default: all)", DOWNLOADED, list, required=False),
-    *_OUTPUT,
-]
-CACHE = _OUTPUT
-CACHE_RM = [_argument("names", "NAME...", "ids of prompts, or names of models", KEPT, list), *_OUTPUT]
-CHATS = _OUTPUT
-CHATS_RM = [_argument("names", "NAME...", "names or ids of conversations", SAVED_CHATS, list), *_OUTPUT]
-DOCTOR = [
-    *table("Report", row("all", "--all", bool, "all that was found, not the verdict alone")),
-    *table("Hardware", row("rpc", "--rpc", str, "also ask these RPC workers: host:port,...", "LIST")),
-    *_OUTPUT,
-]
-# fmt: on
-
-
-# Errors of the file system as errors of the program; settings from files.
+STOP = own_options("stop") + _DEBUG
+MODELS_SHOW = own_options("models_show") + _OUTPUT
+MODELS_ADD = own_options("models_add") + _DEBUG
+MODELS_RM = own_options("models_rm") + _OUTPUT
+MODELS_VERIFY = own_options("models_verify") + _OUTPUT
+CACHE_RM = own_options("cache_rm") + _OUTPUT
+CHATS_RM = own_options("chats_rm") + _OUTPUT
+DOCTOR = own_options("doctor") + _OUTPUT
 
 
 @contextlib.contextmanager

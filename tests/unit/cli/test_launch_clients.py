@@ -8,11 +8,7 @@ from pathlib import Path
 import pytest
 
 from specllama.cli.launch import command
-from specllama.cli.launch.client import ModelServer
-from specllama.cli.launch.clients.claude import CLAUDE
-from specllama.cli.launch.clients.continue_ import CONTINUE
-from specllama.cli.launch.clients.llm import LLM
-from specllama.cli.launch.clients.opencode import OPENCODE, merged
+from specllama.cli.launch.client import CLIENTS, ModelServer, merged
 from specllama.errors import ResourceError
 
 
@@ -22,20 +18,22 @@ from specllama.errors import ResourceError
 def test_claude_code_knows_a_context_in_which_its_own_reserve_leaves_room(
     n_ctx: int, expected: str | None
 ) -> None:
-    settings = CLAUDE.settings(ModelServer("http://127.0.0.1:1", "main", n_ctx=n_ctx), {})
+    settings = CLIENTS["claude"].settings(ModelServer("http://127.0.0.1:1", "main", n_ctx=n_ctx), {})
     assert settings.variables.get("CLAUDE_CODE_MAX_CONTEXT_TOKENS") == expected
 
 
 @pytest.mark.parametrize("vision", [False, True])
 def test_clients_that_ask_whether_the_model_reads_images_are_answered(vision: bool) -> None:
     server = ModelServer("http://127.0.0.1:1", "main", vision=vision)
-    config = json.loads(OPENCODE.settings(server, {}).variables["OPENCODE_CONFIG_CONTENT"])
+    config = json.loads(CLIENTS["opencode"].settings(server, {}).variables["OPENCODE_CONFIG_CONTENT"])
     model = config["provider"]["specllama"]["models"]["main"]
     modalities = {"input": ["text", "image"], "output": ["text"]} if vision else None
     assert (model.get("attachment", False), model.get("modalities")) == (vision, modalities)
-    ((model,),) = (json.loads(text)["models"] for text in CONTINUE.settings(server, {}).files.values())
+    ((model,),) = (
+        json.loads(text)["models"] for text in CLIENTS["continue"].settings(server, {}).files.values()
+    )
     assert ("image_input" in model["capabilities"]) is vision
-    ((model,),) = (json.loads(text) for text in LLM.settings(server, {}).files.values())
+    ((model,),) = (json.loads(text) for text in CLIENTS["llm"].settings(server, {}).files.values())
     assert model["vision"] is vision
 
 

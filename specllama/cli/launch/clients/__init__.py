@@ -1,1 +1,0 @@
-"""The clients of `launch`, one file each."""
