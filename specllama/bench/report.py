@@ -208,9 +208,6 @@ def _rows(s: JsonObject) -> str:
     return table(header, rows)
 
 
-# The layout, which knows nothing about the figures.
-
-
 Points = Sequence[tuple[float, float]]
 
 

@@ -15,9 +15,6 @@ from specllama.core.stats import RunStats
 from specllama.errors import ContextLengthError
 from specllama.json_types import JsonObject
 
-# What a bench measures and in which order: configurations, prompts, answers. Plain data, no engine.
-
-
 PLAIN, AUTO = "plain", "auto"
 COPY = "copy"  # auto without draft models and heads
 LLAMA_CPP = "llama.cpp"  # plain decoding with llama.cpp's own kernels

@@ -22,9 +22,6 @@ from specllama.errors import AccessError, BusyError, NetworkError, NotFoundError
 from specllama.json_types import JsonObject
 from specllama.models.progress import retry_after
 
-# One streamed answer: the times of its text and the counters of its server.
-
-
 _MESSAGES = ("message", "detail", "type")  # where the object of an error has it
 ONE_PIECE = 0.001  # seconds within which chunks count as one piece
 

@@ -174,9 +174,6 @@ def _differences(answers: Mapping[str, Mapping[Key, BenchSample]]) -> tuple[int,
     return compared, sorted(different, key=lambda d: [d[name] for name in places])
 
 
-# Measured costs: t(n), the seconds of a decode of n rows, and the seconds of a draft token.
-
-
 _MATTERS = 1.1  # decodes after a change that take longer by this factor are shown apart
 _MIN_ROUNDS = 3  # widths with fewer rounds are not shown
 Timings = Mapping[int, Sequence[tuple[int, float]]]  # by rows: (rounds, seconds) of each answer
@@ -287,9 +284,6 @@ def _means(samples: Iterable[BenchSample]) -> list[_Point]:
         n = total.n_drafted + total.n_forced
         points.append((1 + n / total.rounds, total.verify_seconds / total.rounds, total.rounds, None))
     return sorted(points)
-
-
-# Medians and their bootstrap intervals. Numbers in, numbers out.
 
 
 MAX_DRAWS, MIN_DRAWS = 2000, 100

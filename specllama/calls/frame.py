@@ -261,10 +261,6 @@ def parts(text: str, tokens: Collection[str]) -> list[str]:
     return re.findall(rf'{known}{ID}|"\w+"|[{{}}\[\],:]|[^\s{{}}\[\],:"{ID}{NEWLINE}]+|"', text)
 
 
-# Formats with a frame: all but gpt-oss's. Grammar, reader and writer follow from the frame and the style of
-# the arguments.
-
-
 class FramedFormat(CallFormat):
     """A format with a frame. parallel: whether an answer may have several calls. read_by: its reader."""
 

@@ -218,9 +218,6 @@ def one_call_each(messages: Messages) -> Messages:
     return rewritten
 
 
-# Conversations in the forms that chat templates accept.
-
-
 Rendered = TypeVar("Rendered")
 REFUSED = "refused"
 """In the details of errors: whether a template has refused the messages, and did not fail in another way."""
@@ -314,9 +311,6 @@ def _bridged(messages: Messages) -> Iterator[Message]:
         yield message
         if role != "system":
             last = message
-
-
-# Tools and conversations as plain data in the form of the OpenAI API, checked.
 
 
 MAX_NAME = 128

@@ -34,9 +34,6 @@ class Firefunction(FramedFormat):
         return replace(data, variables={"functions": json.dumps(shown, indent=4)} if shown else {})
 
 
-# Cohere, which has tokens around each part of an answer.
-
-
 _ACTION, _ACTION_END = "<|START_ACTION|>", "<|END_ACTION|>"
 _TEXTS = (("<|START_RESPONSE|>", "<|END_RESPONSE|>"), ("<|START_TEXT|>", "<|END_TEXT|>"))
 
@@ -79,9 +76,6 @@ class CommandR(FramedFormat):
             if opening in lark.shape.special
         ]
         return " | ".join([text or "TEXT", *wrapped])
-
-
-# Hermes.
 
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
@@ -151,9 +145,6 @@ class Generic(Hermes):
     name = "generic"
     markers = ()
     described = True
-
-
-# Llama 3.
 
 
 _TAG = "<|python_tag|>"

@@ -16,8 +16,6 @@ from typing import Protocol, TypeVar
 from specllama.calls.tools import Tools
 from specllama.text.detokenizer import SHOWN, RunBuffer, Runs
 
-# What a reader of tool calls makes of a model's text: pieces of text, and calls in parts.
-
 
 @dataclass(frozen=True, slots=True)
 class TextPiece:
@@ -77,9 +75,6 @@ class ReadCall:
     name: str
     arguments: str = ""
     complete: bool = False
-
-
-# Finds the end of a JSON object or list in text that arrives in parts.
 
 
 _NEXT = re.compile(r'["{}\[\]]')
@@ -366,9 +361,6 @@ def without_shown(text: str, runs: Runs) -> tuple[str, Runs]:
         if n_left:
             kept.append((n_left, source))
     return text.replace(SHOWN, ""), kept
-
-
-# Calls in another form than that of the model's family, in the text of its channels.
 
 
 class ChannelReader:

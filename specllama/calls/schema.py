@@ -20,8 +20,6 @@ from specllama.text import json_schema
 if TYPE_CHECKING:
     from llguidance import LLParserLimits, LLTokenizer
 
-# What values a schema allows: their types, and the parameters of a tool one by one.
-
 
 class Types:
     """Which types the values of a schema have. root: the schema in which references are looked up."""
@@ -98,9 +96,6 @@ def embedded(schema: Any, root: Mapping[str, Any]) -> Schema:
     if "$ref" in json.dumps(node):
         node |= {k: root[k] for k in ("$defs", "definitions") if k in root}
     return node
-
-
-# What llguidance supports.
 
 
 # Keywords that say nothing about what is allowed.
@@ -228,9 +223,6 @@ def _byte_tokenizer() -> LLTokenizer:
     return LLTokenizer("byte")
 
 
-# The arguments of the tools of a request.
-
-
 MAX_BYTES = 64 * 1024  # of one schema
 MAX_ALL_BYTES, MAX_ALL_PARTS = 40 * 1024, 2_500  # of the schemas of a request together
 ANY_OBJECT: Schema = {"type": "object"}
@@ -313,9 +305,6 @@ def _without_schema(tool: Tool, problem: str) -> Arguments:
         message = f"the schema of the tool {tool.name!r} cannot be used: {problem}"
         raise UsageError(message, details={"param": "tools"})
     return Arguments(tool, ANY_OBJECT, problem)
-
-
-# The text of an answer.
 
 
 @functools.lru_cache(maxsize=64)

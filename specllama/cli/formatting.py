@@ -137,9 +137,6 @@ def side_by_side(rows: Sequence[tuple[str, str, str]], second: str, width: int |
             yield from wrapped(f"{row[0]} {row[at]}", width, "  ", "    ")
 
 
-# Writing to file descriptors: all of a text or an error, whatever the other end is.
-
-
 def write_all(stream: TextIO, text: str) -> None:
     """Write a text, waiting where the stream is a full pipe without blocking, as one that is shared with a
     program in an event loop: Python's own streams drop the rest there. Raises OSError, ValueError if closed.

@@ -34,8 +34,6 @@ from specllama.models.resolve import Library, ResolvedModel
 from specllama.pair.check import check_any, own_head
 from specllama.text.terminal import printable
 
-# Whether models fit into the memory of this machine, planned as a load would plan it.
-
 
 @dataclass(frozen=True, slots=True)
 class Machine:

@@ -123,9 +123,6 @@ def _about_head(target: Header, head: HeadInfo) -> JsonObject:
     }
 
 
-# Notes on a draft of another vocabulary: whether it can draft, and whether that pays.
-
-
 def translation_notes(
     target: Header, draft: Header, shared: Overlap | None, problem: str, translates: bool
 ) -> Iterator[Note]:

@@ -95,9 +95,6 @@ def _drawn(label: str, share: float, detail: str) -> str:
     return file.getvalue().partition("\n")[0].rstrip()
 
 
-# Finding and downloading models by name, with notes and one progress line for all files on stderr.
-
-
 class DownloadProgress(Listener):
     """Prints on stderr."""
 

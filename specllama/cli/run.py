@@ -39,9 +39,6 @@ from specllama.errors import UsageError
 from specllama.json_types import JsonObject
 from specllama.text.prompt_parts import reasoning_variables
 
-# The prompt of `run`: what is typed, in a file, and piped to standard input.
-
-
 _SLOW = 2.0  # seconds without an end of standard input, after which a line says what is waited for
 # llama3.2, qwen3:8b, gemma-3-4b, user/repo, main.gguf: a letter and a digit, or a place, and no blank
 _MODEL = re.compile(

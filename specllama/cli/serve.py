@@ -27,9 +27,6 @@ from specllama.text.prompt_parts import reasoning_variables
 from specllama.text.terminal import printable
 from specllama.wording import counted
 
-# The API keys of a server that is started or used.
-
-
 _MAX_KEY = 4096  # characters
 
 
@@ -209,9 +206,6 @@ def _names(given: Sequence[str]) -> tuple[str, ...]:
     if not all(name and name.isprintable() and len(name) <= 512 for name in names):
         raise UsageError("--alias needs a name of up to 512 printable characters")
     return names
-
-
-# The page in the user's browser, for `serve --open`.
 
 
 _BROWSER_SECONDS = 20.0  # for the browser, or what starts it, to take the address

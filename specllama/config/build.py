@@ -181,9 +181,6 @@ def _bias(text: str) -> tuple[int, float]:
     return int(match[1]), float(match[2])
 
 
-# The arguments of LLM and AsyncLLM.
-
-
 NAMED = (
     *("model", "speculative_model", "num_speculative_tokens", "speculative_config", "max_num_seqs"),
     *("max_model_len", "n_gpu_layers", "drafters", "chat_template", "exact", "seed", "log", "progress"),

@@ -18,9 +18,6 @@ from specllama.option import Form, of_kind
 from specllama.regular_file import table_of
 from specllama.rpc import endpoints
 
-# Chat templates by the names that llama.cpp gives them.
-
-
 _NAME = re.compile(r"[a-z][a-z0-9._-]{0,31}")
 
 
@@ -44,9 +41,6 @@ def named_template(given: str) -> str:
             f"give the template itself, in a file with {option('chat_template_file')}, or none at all",
         )
     return named_templates()[given]
-
-
-# Backslash escapes in texts of a command line, as llama.cpp processes them.
 
 
 _ESCAPE = re.compile(rb"\\(?:x([0-9A-Fa-f]{2})|([nrt'\"\\]))")

@@ -298,9 +298,6 @@ def _read_part(first: Header, name: str, number: int, opener: Opener) -> Header:
     return part
 
 
-# The tensors of a header by their names: which there are, their shapes, and the first that is missing.
-
-
 def tensor_names(header: Header) -> frozenset[str]:
     """The names of all tensors of a file."""
     return frozenset(t.name for t in header.tensors)

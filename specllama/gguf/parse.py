@@ -375,9 +375,6 @@ def _placed(w: Window, tensors: list[tuple[TensorInfo, int]], alignment: int) ->
     return tuple(placed)
 
 
-# Value types and greatest lengths of the metadata keys that specllama uses or llama.cpp requires.
-
-
 def _kinds(table: dict[str, str]) -> dict[str, tuple[str, ...]]:
     return {key: tuple(kinds.split()) for kinds, keys in table.items() for key in keys.split()}
 

@@ -148,9 +148,6 @@ def _block(name: str) -> int | None:
     return int(parts[1]) if parts[0] == "blk" and len(parts) > 2 and parts[1].isdigit() else None
 
 
-# Requirements on the file of a head: raises GGUFError for tensors that are missing or of another shape.
-
-
 GET_ANOTHER = "Get another file of the head."
 
 
@@ -170,9 +167,6 @@ def require_shape(header: Header, name: str, expected: tuple[int, int]) -> None:
     if (shape := tensor_shape(header, name)) != expected:
         message = f"{header.path}: tensor {name!r} is {dims(shape)}, not {dims(expected)}"
         raise GGUFError(message, GET_ANOTHER)
-
-
-# Kinds that read rows of the target: its layers' inputs, of the right width.
 
 
 def read_layers(header: Header) -> tuple[int, ...]:
@@ -209,9 +203,6 @@ def layer_refusals(target: Header, head: HeadInfo, last: frozenset[str]) -> Iter
 def width_refusals(wanted: int, there: int) -> Iterator[str]:
     if wanted != there:
         yield f"the head reads hidden states of {wanted} elements, the target's have {there}"
-
-
-# The tensor d2t of heads that propose a part of the vocabulary: the ids of what they propose.
 
 
 def n_proposed(header: Header, own_output: bool) -> int:

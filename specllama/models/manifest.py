@@ -27,9 +27,6 @@ from specllama.errors import ConfigError, UsageError, quoted
 from specllama.models.names import BUILT_IN, RepoName, check_file
 from specllama.models.quants import PREFERRED, find_heads, find_models, guessed_bytes, is_head_name
 
-# One models.toml: its models and pairs, checked. Mistakes are errors that name the file and line.
-
-
 SCHEMA = "specllama.models/1"
 _NAME = re.compile(r"[A-Za-z0-9][\w.+-]{0,95}", re.ASCII)
 NAME_FORM = "names are letters, digits, dots and dashes"

@@ -243,9 +243,6 @@ def _enumerated(names: Sequence[str]) -> str:
     return ", ".join(names[:_MAX_NAMED]) + more
 
 
-# Numbers of bytes: for people to read, and guessed from the name of a model.
-
-
 _BILLIONS = re.compile(r"(?i)(?<![a-z0-9.])(\d+(?:\.\d+)?)([bm])(?![a-z0-9])")
 _BITS = re.compile(r"(?i)^(?:UD-)?(?:I?Q|TQ|MXFP|NVFP|BF|FP?)(\d+)")
 FILE_SHARE = 0.9  # of the memory that is there, which a file may have; the context needs some too

@@ -234,9 +234,6 @@ def seen_tokens(models: Sequence[str], say: Callable[[str], None]) -> dict[int, 
     return dict(counts)
 
 
-# The metadata of a trimmed file: that of its source with a shortened tokenizer, and what was kept.
-
-
 _LEFT_OUT = ("general.architecture", "general.alignment", "tokenizer.huggingface.json")
 _PER_TOKEN = tuple(f"tokenizer.ggml.{name}" for name in ("tokens", "scores", "token_type"))
 _MERGES = "tokenizer.ggml.merges"
@@ -471,9 +468,6 @@ def _end(header: Header) -> int:
     """The byte after the last tensor, aligned."""
     end = max(t.offset + t.n_bytes for t in header.tensors)
     return -(-end // _ALIGNMENT) * _ALIGNMENT
-
-
-# Whether the file or the parts that a draft was trimmed from have changed since.
 
 
 def changed_source(draft: Header) -> str:

@@ -138,9 +138,6 @@ def _refusal(ours: Vocab, theirs: Vocab) -> str | None:
     return None
 
 
-# Heads.
-
-
 @dataclass(frozen=True)
 class HeadVerdict:
     """The result of the check. vocabulary: of a head with a file of its own; None for MTP inside the model,
@@ -233,9 +230,6 @@ def _head_notes(target: Header, head: HeadInfo) -> Iterator[Note]:
     number = f"{percent:.2g}" if percent < 10 else f"{percent:.0f}"
     share = f"{what} of the head reads {number} % of what the target reads per token"
     yield warning(f"{share}: it rarely pays") if b > COSTLY_STEP * a else Note(share)
-
-
-# Notes on a usable pair, one line each.
 
 
 def notes(target: Header, draft: Header, ours: Vocab, theirs: Vocab) -> tuple[Note, ...]:

@@ -186,10 +186,6 @@ def _in_range(given: int | None, default: int | None, n_tokens: int) -> int | No
     return default if default is not None and default < n_tokens else None
 
 
-# The types of the tokens of a vocabulary: ordinary ones, and those with a meaning of their own. Reads no
-# model file.
-
-
 NORMAL, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 3, 4, 5, 6  # llama_token_type
 
 
@@ -200,9 +196,6 @@ def token_types(header: Header, n: int) -> NDArray[np.int64]:
     if isinstance(stored, np.ndarray):
         types[: len(stored)] = stored[:n]
     return types
-
-
-# The bytes that the tokens of a vocabulary stand for, as llama.cpp writes them. Reads no model file.
 
 
 _SPACE = "▁".encode()
@@ -267,9 +260,6 @@ _OTHERS = [byte for byte in range(256) if byte not in _PLAIN]
 _BYTES_OF_CHARACTERS = dict(zip([*_PLAIN, *range(256, 256 + len(_OTHERS))], _PLAIN + _OTHERS, strict=True))
 
 
-# The result of comparing two vocabularies (overlap.py).
-
-
 Ids = NDArray[np.int64]
 
 
@@ -300,9 +290,6 @@ class Overlap:
     def label(self) -> str:
         """The share, for people."""
         return f"{100 * self.share:.0f} % of tokens shared"
-
-
-# Which token of a trimmed vocabulary stands in a text for one that it lacks. Reads no model file.
 
 
 def stand_ins(target: Header, draft: Header) -> Callable[[int], int]:

@@ -83,9 +83,6 @@ class StateLedger:
         return ledger
 
 
-# How much of the disk states may use where the user has not said so.
-
-
 def automatic_budget(directory: Path, held: int = 0) -> int:
     """Bytes for a directory, which may not exist yet: 8 GB, or a tenth of what would be free without it if
     that is less; 0 where nothing is known of the disk. held: bytes that the directory has already.

@@ -27,9 +27,6 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 
-# The tokens of a model's vocabulary for llguidance.
-
-
 class GrammarVocabulary(Protocol):
     """The vocabulary of a model loaded by llama.cpp. end_ids: the tokens that end a generation."""
 

@@ -259,9 +259,6 @@ def _width(pattern: str) -> int:
         return len(pattern)
 
 
-# llguidance's messages about grammars and schemas.
-
-
 NOTHING = "no text satisfies it"
 _REASONS = {
     "NoExtension": NOTHING,

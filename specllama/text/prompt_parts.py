@@ -218,9 +218,6 @@ def encode(
     return ids
 
 
-# Variables of a template besides the messages.
-
-
 def template_variables(given: Mapping[str, Any] | None) -> JsonObject:
     """A checked copy of chat_template_kwargs. Raises UsageError."""
     if given is None:

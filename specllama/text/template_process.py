@@ -214,9 +214,6 @@ class IsolatedTemplate:
         return process
 
 
-# In that process.
-
-
 def main() -> None:
     """Serve until stdin is closed."""
     from specllama.text.chat_template import ChatTemplate

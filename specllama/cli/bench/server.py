@@ -38,9 +38,6 @@ from specllama.json_types import JsonObject
 from specllama.text.terminal import printable
 from specllama.wording import counted
 
-# The plan of `bench --server`, checked before any request is sent.
-
-
 CONCURRENCY, SECONDS = "1,2,4,8,16", 600.0
 MAX_CLIENTS, MAX_REQUESTS = 256, 10_000
 _SHARED = (

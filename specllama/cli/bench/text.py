@@ -166,9 +166,6 @@ def _range(e: Estimate | None) -> str:
     return "-" if e is None or e.low is None or e.high is None else f"{e.low:.2f}-{e.high:.2f}"
 
 
-# The table of `bench --server`.
-
-
 _COLUMNS = (  # title, unit, how a row shows it; the series only where there are several
     ("clients", "", lambda row: str(row["concurrency"])),
     ("series", "", lambda row: row["series"]),
@@ -206,9 +203,6 @@ def sweep_lines(s: JsonObject, width: int | None) -> Iterator[str]:
     yield ""
     for text in [*sweep.notes(s), s["verdict"]]:
         yield from wrapped(printable(text), width)
-
-
-# The file of `bench --report`: checked before anything is measured, replaced atomically.
 
 
 def checked_path(name: str) -> Path:

@@ -222,9 +222,6 @@ def _show_error(error: SpecllamaError) -> None:
     console.error(visible(shown.message), visible(shown.hint))  # may quote a file
 
 
-# `chat --continue`: which conversation, and the options that it was held with.
-
-
 _MODEL, _DRAFT = ("model", "hf_repo"), ("draft_model", "hf_repo_draft")
 _OF_DRAFT = ("draft_vocab",)
 _OF_MODEL = ("chat_template", "chat_template_file", "tool_format")

@@ -155,9 +155,6 @@ def turn_messages(turn: Turn, answered: bool = True, reads_images: bool = False)
     return messages
 
 
-# The file of a conversation.
-
-
 SCHEMA = "specllama.chat/1"
 MAX_BYTES = 64 * 1024 * 1024
 MAX_IMAGE_BYTES = 40_000_000  # of all images, which take up a third more in the file

@@ -26,9 +26,6 @@ from specllama.json_types import JsonObject
 from specllama.text.terminal import visible
 from specllama.wording import counted
 
-# What a chat does where the context of the model is full: the oldest turns go, if the user agrees.
-
-
 _LEAST = 16  # tokens of room that are worth going on for
 _WAYS = "/trim forgets the oldest turns, /clear all of them; -c N makes the context larger"
 
@@ -69,9 +66,6 @@ def rest_of(turn: Turn, params: Mapping[str, Any], last: GenerationResult | None
     if n == UNTIL_CONTEXT_FULL:
         return None
     return {**params, "max_tokens": n - last.stats.n_predict} if n > 0 else params
-
-
-# The figures of a chat: the line below an answer, the read-out of the last one, totals of the session.
 
 
 def turn_line(answer: GenerationResult) -> str:

@@ -118,9 +118,6 @@ def _text(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-# The tools of a chat.
-
-
 def read_tools(path: str) -> Tools | None:
     """The tools in a file: a list as in the OpenAI API, or "tools". Raises NotFoundError, UsageError."""
     try:

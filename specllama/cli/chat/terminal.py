@@ -321,9 +321,6 @@ def _starting_with(start: str, words: Iterable[str]) -> Iterable[Completion]:
     return (Completion(f"{word} ", -len(start), word) for word in words if word.startswith(start))
 
 
-# Shows answers: plain text on a pipe; on a terminal with reasoning dimmed and drafted text coloured.
-
-
 _PALETTE = (
     ("magenta", "35"), ("red", "31"), ("cyan", "36"), ("blue", "34"), ("light blue", "94"), ("green", "32"),
     ("yellow", "33"),

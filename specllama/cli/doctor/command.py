@@ -73,9 +73,6 @@ def examine(workers: str | None = None) -> tuple[JsonObject, list[Problem]]:
     return {**report, "problems": [asdict(p) for p in problems], "ok": ok}, problems
 
 
-# The report for people: sections of labels and values.
-
-
 def lines(report: Mapping[str, Any], columns: int | None, everything: bool) -> Iterator[str]:
     """The verdict: whether it works, uses a GPU, texts are exact and drafts pay; with `everything` all that
     was found; then the problems and what to do about them.

@@ -185,9 +185,6 @@ def embedded_pair(problems: list[Problem]) -> JsonObject:
     return {"ok": False, "error": messages[0]}
 
 
-# Configuration: files and variables in use, and the RPC workers of --rpc.
-
-
 def config(environ: Mapping[str, str], problems: list[Problem]) -> JsonObject:
     """Configuration files as they are read, with their keys; names of variables; files models.toml."""
     files: list[JsonObject] = []

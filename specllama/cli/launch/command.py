@@ -161,10 +161,6 @@ def _run(command: Sequence[str], environ: Mapping[str, str]) -> int:
     return code if code >= 0 else 128 - code
 
 
-# Files that clients read, in a folder of `launch`'s own; what `launch --print` shows: a script for the shell,
-# without the key itself.
-
-
 SHOWN_KEY = "$SPECLLAMA_API_KEY"
 """Instead of the server's key."""
 

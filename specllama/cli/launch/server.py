@@ -220,9 +220,6 @@ if __name__ == "__main__":
     sys.exit(run_app(sys.argv[1:]))
 
 
-# The `specllama serve` that is started for a client: its flags, and its keys as variables.
-
-
 KEYS = ("api_key", "api_key_file", "admin_key", "metrics_key")
 _SECRETS = ("api_key", "admin_key", "metrics_key")  # which go by variables, not by flags
 _DRAIN_SECONDS = 1  # the client has ended before

@@ -104,9 +104,6 @@ def _object(results: TuneResults, stores: bool) -> JsonObject:
     }
 
 
-# The plan: drafts are compared with the target before anything is loaded.
-
-
 def make_plan(given: Mapping[str, Any], values: Values) -> tuple[LoadSettings, Tune, dict[str, str]]:
     """(settings of the target, its draft the head inside it if that is one of the drafts; the request, which
     lacks its id and what the load decides; drafts that do not fit, path to reason, where the target's path

@@ -162,9 +162,6 @@ def _names(paths: Sequence[str]) -> dict[str, str]:
     return {path: name if short.count(name) == 1 else path for path, name in zip(paths, short, strict=True)}
 
 
-# The verdict in words: which draft is predicted to be best, or why plain decoding is.
-
-
 PAYS = 1.01  # times plain decoding; less is no gain
 _OTHER_WORK = 0.005  # seconds of t(1) below which work other than decoding matters
 _FEW = 200  # tokens; a ranking by fewer is a guess
@@ -240,9 +237,6 @@ def _reservations(results: TuneResults) -> list[str]:
     if results.agenda is not None and results.agenda.replays:
         out.append("It leaves out replays, which this model needs where a draft is not accepted whole.")
     return out
-
-
-# The tables of `tune`: figures in, lines out.
 
 
 _MAX_NAME = 36

@@ -68,9 +68,6 @@ def keeps_all_cells(settings: LoadSettings, with_head: bool = False) -> bool:
     return settings.exact or with_head or not plain
 
 
-# Tensors that settings keep in a buffer of their own, whatever layer they are in.
-
-
 _EXPERTS = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"
 _HOST = "CPU"
 

@@ -263,9 +263,6 @@ class Follow:
         return first & ~EMPTY_TEXT | after if first & EMPTY_TEXT else first
 
 
-# The parts of a grammar that are regular, and their regular expressions.
-
-
 _MAX_POSITIONS = 5_000  # characters of a part, repetitions and rules written out
 _MAX_LEVELS = 100  # of nodes in each other, those of its rules included
 

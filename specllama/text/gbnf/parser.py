@@ -13,9 +13,6 @@ from typing import NoReturn, TypeAlias
 
 from specllama.errors import UsageError
 
-# The tree of a GBNF grammar.
-
-
 Ranges: TypeAlias = tuple[tuple[int, int], ...]
 """Code points as ranges, both ends included, ascending and apart."""
 
