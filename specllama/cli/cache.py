@@ -14,14 +14,14 @@ from specllama.errors import NotFoundError, ResourceError
 from specllama.json_types import JsonObject
 from specllama.models.quants import size
 from specllama.prefix_disk.directory import (
-    ListedState,
+    ListedFile,
     StateDirectory,
     clear,
     default_directory,
     listed,
     remove_states,
 )
-from specllama.prefix_disk.memory_store import StoredMemory, listed_memories
+from specllama.prefix_disk.memory_store import listed_memories
 from specllama.text.terminal import printable
 from specllama.wording import counted
 
@@ -35,7 +35,7 @@ A prompt on disk can be read back as text. It is kept for the model, the build a
 evaluated with, in files that only you may read, within --cache-disk; --cache-disk 0 keeps none. So are the
 latest answers of each key, to draft from after a restart ("answers"); --no-memory keeps none.
 """
-_MEMORY, _ID_LENGTH = "memory", 12
+_MEMORY = "memory"
 
 
 def ls(given: Mapping[str, Any]) -> int:
@@ -99,8 +99,8 @@ def _kept() -> tuple[StateDirectory, dict[str, JsonObject]]:
     """The directory, and what is known of each of its files. Raises ResourceError."""
     directory, now = StateDirectory(default_directory(), console.note), time.time()
     with _possible(directory):
-        kept = {one.state.name: _about(one, now) for one in listed(directory)}
-        return directory, kept | {one.name: _about_memory(one, now) for one in listed_memories(directory)}
+        kept = [*listed(directory), *listed_memories(directory)]
+        return directory, {one.name: _about(one, now) for one in kept}
 
 
 def _possible(directory: StateDirectory) -> AbstractContextManager[None]:
@@ -120,27 +120,14 @@ def _named(name: str, kept: Mapping[str, JsonObject]) -> list[str]:
     return matches
 
 
-def _about(one: ListedState, now: float) -> JsonObject:
+def _about(one: ListedFile, now: float) -> JsonObject:
     return {
         "id": one.id,
         "model": one.model,
-        "kind": one.state.meta.kind,
-        "tokens": one.state.n_tokens,
-        "bytes": one.state.file_bytes,
-        "seconds": one.state.meta.seconds,
-        "age_seconds": max(0.0, now - one.changed),
-        "uses": one.uses,
-    }
-
-
-def _about_memory(one: StoredMemory, now: float) -> JsonObject:
-    return {
-        "id": one.name[:_ID_LENGTH],
-        "model": one.model,
-        "kind": _MEMORY,
+        "kind": one.kind,
         "tokens": one.n_tokens,
         "bytes": one.n_bytes,
-        "seconds": 0.0,
+        "seconds": one.seconds,
         "age_seconds": max(0.0, now - one.changed),
-        "uses": 1,
+        "uses": one.uses,
     }

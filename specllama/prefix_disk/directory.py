@@ -242,25 +242,29 @@ def _is_held(path: Path) -> bool:
 _ID_LENGTH = 12
 
 
-class ListedState(NamedTuple):
-    """changed: time of day in seconds at which it was written. uses: so far, writing included."""
+class ListedFile(NamedTuple):
+    """A file as people manage it. model: its name when it was loaded. kind: of the state, or "memory".
 
-    state: State
+    seconds: of evaluation that a state saves. changed: time of day at which it was written, in seconds.
+    uses: so far, writing included.
+    """
+
+    name: str
+    model: str
+    kind: str
+    n_tokens: int
+    n_bytes: int
+    seconds: float
     changed: float
     uses: int
 
     @property
     def id(self) -> str:
-        """The beginning of its file's name."""
-        return self.state.name[:_ID_LENGTH]
-
-    @property
-    def model(self) -> str:
-        """Its name as it was when it was loaded."""
-        return self.state.meta.model
+        """The beginning of its name."""
+        return self.name[:_ID_LENGTH]
 
 
-def listed(directory: StateDirectory) -> list[ListedState]:
+def listed(directory: StateDirectory) -> list[ListedFile]:
     """The states, the newest first; none where there is no directory. Raises OSError."""
     if not directory.open(create=False):
         return []
@@ -269,8 +273,10 @@ def listed(directory: StateDirectory) -> list[ListedState]:
         state, use = directory.state(name), ledger.states.get(name)
         with contextlib.suppress(FileNotFoundError):
             if state is not None:
-                changed = os.stat(directory.path / name).st_mtime
-                states.append(ListedState(state, changed, use.uses if use is not None else 1))
+                changed, uses = os.stat(directory.path / name).st_mtime, use.uses if use is not None else 1
+                meta, n_tokens, n_bytes = state.meta, state.n_tokens, state.file_bytes
+                one = ListedFile(name, meta.model, meta.kind, n_tokens, n_bytes, meta.seconds, changed, uses)
+                states.append(one)
     return sorted(states, key=lambda one: -one.changed)
 
 

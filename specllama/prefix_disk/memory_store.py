@@ -17,12 +17,11 @@ from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from specllama import wire
 from specllama.clock import running_time, wait_until
 from specllama.config.store import write_whole
-from specllama.prefix_disk.directory import MEMORY, Say, StateDirectory
+from specllama.prefix_disk.directory import MEMORY, ListedFile, Say, StateDirectory
 from specllama.prefix_disk.scopes import SHARED, state_name
 from specllama.regular_file import open_regular
 
@@ -40,16 +39,6 @@ class MemoryMeta:
 
     model: str
     n_ids: int
-
-
-class StoredMemory(NamedTuple):
-    """A file as people manage it. changed: time of day in seconds at which it was written."""
-
-    name: str
-    model: str
-    n_tokens: int
-    n_bytes: int
-    changed: float
 
 
 def _digest(secret: bytes, name: str, data: bytes) -> bytes:
@@ -80,7 +69,7 @@ def _read(directory: StateDirectory, name: str) -> tuple[MemoryMeta, array[int]]
     return (meta, ids) if meta.n_ids == len(ids) <= MOST_IDS else None
 
 
-def listed_memories(directory: StateDirectory) -> list[StoredMemory]:
+def listed_memories(directory: StateDirectory) -> list[ListedFile]:
     """The files that can be used, the newest first; none where there is no directory. Raises OSError."""
     kept = []
     for name, n_bytes in (directory.sizes(MEMORY) if directory.open(create=False) else {}).items():
@@ -89,7 +78,8 @@ def listed_memories(directory: StateDirectory) -> list[StoredMemory]:
             changed = os.stat(directory.path / name).st_mtime
             if read is not None:
                 meta, ids = read
-                kept.append(StoredMemory(name, meta.model, len(ids) - ids.count(_END), n_bytes, changed))
+                n_tokens = len(ids) - ids.count(_END)
+                kept.append(ListedFile(name, meta.model, "memory", n_tokens, n_bytes, 0.0, changed, 1))
     return sorted(kept, key=lambda one: -one.changed)
 
 

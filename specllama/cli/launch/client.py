@@ -118,7 +118,7 @@ def _claude(server: ModelServer, _environ: Variables) -> ClientSettings:
 
 
 def _cline(server: ModelServer, _environ: Variables) -> ClientSettings:
-    """A folder of its own: a hub that runs in the background would know neither new variables nor providers."""
+    """A folder of its own: a hub in the background would know neither new variables nor new providers."""
     name, own = "openai-compatible", _own_files() / "cline"
     settings = {"provider": name, "apiKey": server.any_key, "model": server.model, "baseUrl": server.api}
     entry = {"settings": settings, "updatedAt": "2026-01-01T00:00:00.000Z", "tokenSource": "manual"}
