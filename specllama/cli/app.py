@@ -1,11 +1,11 @@
-"""The program: its commands, one line each, and the one place where errors become messages and exit codes."""
+"""The program: its commands, from app.toml, and the one place where errors become messages and exit codes."""
 
 from __future__ import annotations
 
 import difflib
 import errno
 import signal
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from types import FrameType
 from typing import Annotated, Any
 
@@ -16,73 +16,22 @@ from specllama.cli import console
 from specllama.cli.typer_options import CommandEntry, application, unknown_short_flag
 from specllama.errors import ResourceError, SpecllamaError, UsageError
 from specllama.option import Option
+from specllama.regular_file import table_of
 
 USAGE, INTERRUPTED = 2, 130
 READER_GONE = 141  # as of a program that SIGPIPE ends
-# fmt: off
-_LIST = CommandEntry("models:on_disk", "cli.options:MODELS", "List the models on this disk.")
-_MODELS_COMMANDS = {
-    "list": _LIST,
-    "show": CommandEntry("models_show:show", "cli.options:MODELS_SHOW",
-        "Show what a model is, whether it fits, what drafts."),
-    "add": CommandEntry("models:add", "cli.options:MODELS_ADD", "Give a file of your own a name."),
-    "rm": CommandEntry("models:remove", "cli.options:MODELS_RM", "Remove downloaded models."),
-    "verify": CommandEntry("models:verify", "cli.options:MODELS_VERIFY", "Hash models on disk again."),
-}
-_CONFIG_COMMANDS = {
-    "path": CommandEntry("config:path", "cli.options:CONFIG_PATH", "Print the path of your settings file."),
-}
-_CACHE_COMMANDS = {
-    "ls": CommandEntry("cache:ls", "cli.options:CACHE", "List the prompts that are kept on disk."),
-    "rm": CommandEntry("cache:rm", "cli.options:CACHE_RM", "Remove prompts, or all of a model."),
-    "clear": CommandEntry("cache:remove_all", "cli.options:CACHE", "Remove all prompts from the disk."),
-}
-_CHATS_COMMANDS = {
-    "ls": CommandEntry("chats:ls", "cli.options:CHATS", "List the saved conversations."),
-    "rm": CommandEntry("chats:rm", "cli.options:CHATS_RM", "Remove conversations."),
-    "clear": CommandEntry("chats:remove_all", "cli.options:CHATS", "Remove all conversations."),
-}
-_OFTEN = ("model", "draft_model", "n_ctx", "max_tokens", "temperature", "seed")
-_OFTEN_RUN = ("json_schema_file", "quiet", "json", "compare")
-COMMANDS: Mapping[str, CommandEntry] = {
-    "run": CommandEntry("run:run", "config.options:RUN", "Generate text: a prompt in, the answer out.",
-        often=("words", "prompt", "file", "system_prompt", *_OFTEN, *_OFTEN_RUN)),
-    "chat": CommandEntry("chat.command:chat", "config.options:CHAT", "Talk with a model.",
-        often=(*_OFTEN, "system_prompt", "continued", "name", "show_draft")),
-    "chats": CommandEntry("chats:ls", "cli.options:CHATS", "List or remove saved conversations.",
-        _CHATS_COMMANDS),
-    "serve": CommandEntry("serve:serve", "config.options:SERVE", "Serve a model over a local API.",
-        often=("model", "draft_model", "n_ctx", "n_slots", "host", "port", "api_key", "alias", "open")),
-    "embed": CommandEntry("embed:embed", "config.options:EMBED",
-        "Make vectors of texts, or rank texts for a query.",
-        often=("words", "file", "query", "embeddings", "json")),
-    "launch": CommandEntry("launch.command:launch", "cli.launch.client:LAUNCH",
-        "Start an agent or another client, and a server for it."),
-    "ps": CommandEntry("servers:ps", "cli.options:PS", "List the servers that run, and their models."),
-    "stop": CommandEntry("servers:stop", "cli.options:STOP", "Stop a server that runs."),
-    "pair-check": CommandEntry("pair_check:pair_check", "cli.options:PAIR_CHECK",
-        "Can this draft propose tokens for this target?"),
-    "trim": CommandEntry("trim:trim", "cli.options:TRIM",
-        "Shorten the vocabulary of a draft, which makes it faster."),
-    "pull": CommandEntry("pull:pull", "cli.options:PULL", "Download models, or a pair."),
-    "models": CommandEntry("models:models", "cli.options:MODELS",
-        "List models on this disk and known names.", _MODELS_COMMANDS),
-    "list": _LIST,
-    "cache": CommandEntry("cache:ls", "cli.options:CACHE", "List or remove evaluated prompts on disk.",
-        _CACHE_COMMANDS),
-    "bench": CommandEntry("bench.command:bench", "config.options:BENCH",
-        "Measure plain against speculative decoding, or a server.",
-        often=(*_OFTEN[:2], "workloads", "n_tokens", "runs", "temperatures", "text", "report", "json")),
-    "tune": CommandEntry("tune.command:tune", "config.options:TUNE",
-        "Measure costs; say which draft pays."),
-    "rpc-worker": CommandEntry("rpc_worker:rpc_worker", "config.options:RPC_WORKER",
-        "Lend this machine to a model that runs elsewhere."),
-    "config": CommandEntry("config:config", "cli.options:CONFIG", "Say where settings are read from.",
-        _CONFIG_COMMANDS),
-    "doctor": CommandEntry("doctor.command:doctor", "cli.options:DOCTOR",
-        "Report what this installation can use."),
-}
-# fmt: on
+
+
+def _commands() -> dict[str, CommandEntry]:
+    found = dict[str, CommandEntry]()
+    for words, (code, options, help_text, *often) in table_of(__file__).items():
+        group, _, name = words.rpartition(" ")
+        entries = found[group].commands if group else found
+        entries[name] = CommandEntry(code, options, help_text, often=often)
+    return found
+
+
+COMMANDS = _commands()
 
 
 class Terminated(BaseException):
@@ -207,7 +156,7 @@ def _refuse_words(arguments: Sequence[str]) -> None:
     """Raises UsageError, with the command that is meant, for words and flags that are typed in its place."""
     first = arguments[0] if arguments else ""
     rest = "".join(f" {a}" if a.isprintable() and " " not in a else " …" for a in arguments[1:4])
-    if first in _MODELS_COMMANDS:
+    if first in COMMANDS["models"].commands:
         raise UsageError(f"no such command: {first}", f"it is: specllama models {first}{rest}")
     if first in ("version", "-v", "-V"):
         raise UsageError(f"no such command: {first}", "it is: specllama --version")

@@ -42,7 +42,7 @@ class CommandEntry:
     code: str
     options: str
     help: str
-    commands: Mapping[str, CommandEntry] = field(default_factory=dict)
+    commands: dict[str, CommandEntry] = field(default_factory=dict)
     often: Sequence[str] = ()
 
     def table(self) -> Sequence[Option]:

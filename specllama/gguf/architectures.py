@@ -28,6 +28,7 @@ SWA_PATTERNS: dict[str, tuple[int, bool]] = {
     k: (n, first) for k, (n, first) in _TABLE["swa_patterns"].items()
 }
 MTP_ASSERTED: dict[str, list[str]] = _TABLE["mtp_asserted"]
+TOKENIZERS: dict[str, str] = _TABLE["tokenizers"]
 POOLING_TYPES = ("none", "mean", "cls", "last", "rank")
 """By the number that files have: how the rows of a text become one vector, or with "rank" a score."""
 

@@ -10,26 +10,12 @@ from difflib import get_close_matches
 import numpy as np
 
 from specllama.errors import GGUFError, UsageError, option
-from specllama.gguf.architectures import ARCHITECTURES, ENCODERS, NOT_CAUSAL, RECURRENT
+from specllama.gguf.architectures import ARCHITECTURES, ENCODERS, NOT_CAUSAL, RECURRENT, TOKENIZERS
 from specllama.gguf.header import MAX_LAYERS, Header
 from specllama.gguf.parse import NOT_MULTIPLIED, StringArray
 
 MAX_WIDTH = 1 << 20  # of embeddings and heads: a larger one is damage, and would later run out of memory
 MAX_EXPERTS = 1024  # LLAMA_MAX_EXPERTS: above it llama.cpp aborts
-
-# Tokenizers that llama.cpp knows by `tokenizer.ggml.model`, and the type that it makes of each.
-TOKENIZERS = {
-    "llama": "spm",
-    "bert": "wpm",
-    "gpt2": "bpe",
-    "hybriddna": "bpe",
-    "whitespace": "bpe",
-    "gemma4": "bpe",
-    "t5": "ugm",
-    "rwkv": "rwkv",
-    "test": "test",
-    "plamo2": "plamo2",
-}
 _ID_TABLES = ("tid2eid", "d2t")  # tensors that are not weights
 ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
 NO_TOKENIZER = frozenset(("none", "no_vocab"))

@@ -9,63 +9,26 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from specllama.gguf.check import NO_TOKENIZER, TOKENIZERS
+from specllama.gguf.architectures import TOKENIZERS
+from specllama.gguf.check import NO_TOKENIZER
 from specllama.gguf.header import Header
+from specllama.regular_file import table_of
 
 _LONGEST = 60  # characters of a text that are shown
 
-# (bos_id, eos_id, add_bos, add_eos) unless the file says otherwise; None is LLAMA_TOKEN_NULL.
-_DEFAULTS: dict[str, tuple[int | None, int | None, bool, bool]] = {
-    "spm": (1, 2, True, False),
-    "wpm": (101, None, True, False),
-    "bpe": (11, 11, False, False),
-    "ugm": (None, 1, False, True),
-    "rwkv": (None, None, False, False),
-    "test": (None, None, False, False),
-    "plamo2": (1, 2, False, False),
-    "none": (None, None, False, False),
-}
-
-# Names of `tokenizer.ggml.pre` for a "bpe" tokenizer: groups that split text alike, and all other names.
-_PRE_ALIKE = (
-    "llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano",
-    "gpt-2 phi-2 jina-es jina-de gigachat jina-v2-es jina-v2-de a.x-4.0 mellum modern-bert jina-v1-en "
-    "jina-v2-code roberta-bpe exaone4",
-    "qwen2 deepseek-r1-qwen kormo f2llmv2 megrez",
-    "gpt-4o llama4 kanana2 talkie",
-    "chatglm-bpe glm4 glm5",
-    "gemma4 granite-embed-multi-311m",
-    "tiny_aya cohere2moe",
-    "bailingmoe bailingmoe2 llada-moe",
-)
-_PRE_ALONE = """
-    afmoe bloom chameleon codeshell command-r dbrx deepseek-coder deepseek-llm deepseek-v3 default exaone
-    exaone-moe falcon gpt3-finnish granite-docling granite-embed-multi-97m grok-2 hunyuan hunyuan-dense hy_v4
-    jais jais-2 joyai-llm kimi-k2 laguna mellum2 minerva-7b minicpm5 minimax-m2 mpt olmo poro-chat qwen35
-    refact sarvam-moe seed-coder smaug-bpe smollm solar-open spark2_5 stablelm2 starcoder superbpe tekken
-    trillion ufakzeka viking whitespace youtu
-"""
-PRE_TYPES = {"": "default"} | {name: name for name in _PRE_ALONE.split()}
-PRE_TYPES |= {name: line.split()[0] for line in _PRE_ALIKE for name in line.split()}
+_TABLE = table_of(__file__)
+PRE_TYPES = {"": "default"} | {name: name for name in _TABLE["pre_alone"].split()}
+PRE_TYPES |= {name: line.split()[0] for line in _TABLE["pre_alike"] for name in line.split()}
 _ADD_BOS = frozenset(("llama3", "tekken", "chameleon"))  # by default
 _FORCE_BOS = "gemma4"  # whatever the key says
 
-# Tokens with these texts end a generation, regardless of the keys.
-_END_TEXTS = """
-<|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <|flush|> <|calls|> <end_of_turn> <|endoftext|> </s>
-<|eom_id|> <EOT> _<EOT> [EOT] [EOS] <|end_of_text|> <end_of_utterance> <eos> <turn|> <|tool_response>
-<｜end▁of▁sentence｜> [e~[
-""".encode().split()
-# So do these: the key that names each token, and the texts that are searched for if the key is absent.
-_FILL_TEXTS = {
-    "fim_pad": (b"<|fim_pad|>", b"<fim-pad>", b"<fim_pad>", b"<PAD>", b"[PAD]"),
-    "fim_rep": (b"<|fim_repo|>", b"<|repo_name|>", b"<fim-repo>", b"<REPO>", b"<reponame>"),
-    "fim_sep": (b"<|file_sep|>",),
-}
+_END_TEXTS = _TABLE["ends"].encode().split()
+_FILL_TEXTS = {key: texts.encode().split() for key, texts in _TABLE["fill"].items()}
 _WANTED = frozenset((*_END_TEXTS, *(text for texts in _FILL_TEXTS.values() for text in texts)))
 
 _KMER_MARK = "\ue000".encode()
@@ -113,10 +76,10 @@ def read_vocab(header: Header) -> Vocab:
     """The vocabulary that a header describes, with llama.cpp's defaults; ids out of range are ignored."""
     model = _c_string(header, "tokenizer.ggml.model")
     kind = "none" if model in NO_TOKENIZER else TOKENIZERS.get(model, "none")
-    bos_id, eos_id, add_bos, add_eos = _DEFAULTS[kind]
     if kind == "none":
-        size = header.arch_integer("vocab_size")
-        return Vocab(kind, "", size, bos_id, eos_id, add_bos, add_eos)
+        return Vocab(kind, "", header.arch_integer("vocab_size"), None, None, add_bos=False, add_eos=False)
+    default: dict[str, Any] = _TABLE["defaults"][kind]
+    bos_id, eos_id, add_bos = default.get("bos_id"), default.get("eos_id"), "add_bos" in default
     pre = ""
     if kind == "bpe":
         pre = "gemma4" if model == "gemma4" else _c_string(header, "tokenizer.ggml.pre")
@@ -137,7 +100,7 @@ def read_vocab(header: Header) -> Vocab:
         bos_id=_in_range(header.bos_id, bos_id, n_tokens),
         eos_id=_in_range(header.eos_id, eos_id, n_tokens),
         add_bos=_flag(header, "add_bos_token", add_bos) or (kind == "bpe" and pre_type == _FORCE_BOS),
-        add_eos=_flag(header, "add_eos_token", add_eos),
+        add_eos=_flag(header, "add_eos_token", "add_eos" in default),
         texts=texts,
     )
 
