@@ -193,7 +193,6 @@ _REFUSALS = (  # statuses, the error, what the server does, hint
 
 
 def status_error(status: int, headers: Mapping[str, str], body: bytes, url: str) -> SpecllamaError:
-    """The error for a status other than 200."""
     try:
         parsed = json.loads(body)
     except (ValueError, RecursionError):
@@ -449,7 +448,6 @@ def _models(body: Any, url: str) -> list[JsonObject]:
 
 
 async def _first_bytes(response: httpx2.Response, most: int) -> bytes:
-    """At most the first `most` bytes of a body."""
     data = b""
     async for part in response.aiter_bytes():
         data += part

@@ -239,7 +239,6 @@ _Point = tuple[float, float, int, float | None]  # rows, seconds, rounds, second
 
 
 def _by_rows(samples: Iterable[BenchSample], name: str) -> Timings:
-    """The timings of this name in the statistics of all answers."""
     by_rows: dict[int, list[tuple[int, float]]] = {}
     for sample in samples:
         for n, timing in getattr(sample.stats, name).items():

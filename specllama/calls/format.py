@@ -73,7 +73,6 @@ class CallFormat(ABC):
     described: bool = False
 
     def matches(self, template: str) -> bool:
-        """Whether a chat template is of this family."""
         return bool(self.markers) and all(marker in template for marker in self.markers)
 
     def template_input(

@@ -46,7 +46,6 @@ _MESSAGES: Mapping[str, Callable[[Messages], Messages]] = {
 
 
 def _plain(name: str, row: dict[str, Any]) -> CallFormat:
-    """The format of a table of formats.toml."""
     style: ArgumentStyle = JSON
     if "tagged" in row:
         style = TaggedArguments(**row.pop("tagged"))
@@ -85,6 +84,5 @@ def named(name: str) -> CallFormat:
 
 @functools.lru_cache(maxsize=64)
 def choose(template: str) -> CallFormat:
-    """The format of a model with this chat template."""
     known = FORMATS if _TOOLS.search(template) else ()
     return next((form for form in known if form.matches(template)), GENERIC)

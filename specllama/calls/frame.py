@@ -106,7 +106,6 @@ class Frame:
         return self.open.endswith(': "')
 
     def name(self, name: str) -> str:
-        """A name as it is written."""
         return json.dumps(name, ensure_ascii=False)[1:-1] if self.quoted else name
 
 

@@ -54,7 +54,6 @@ def functions(tools: Tools | None) -> JsonObject:
 
 
 def calls_of(message: Mapping[str, Any]) -> list[Call]:
-    """The calls of a message."""
     called = [call["function"] for call in message.get("tool_calls") or ()]
     return [(f["name"], f.get("arguments") or {}) for f in called]
 
@@ -112,7 +111,6 @@ def reasoning_apart(messages: Sequence[Mapping[str, Any]]) -> Messages:
 
 
 def with_calls(messages: Messages, change: Callable[[JsonObject], JsonObject]) -> Messages:
-    """The messages with each call changed."""
     return [
         m | {"tool_calls": list(map(change, m["tool_calls"]))} if m.get("tool_calls") else m for m in messages
     ]

@@ -142,7 +142,6 @@ class Scanner:
         return self._buffer.text
 
     def push(self, text: str, runs: Runs) -> None:
-        """Add text."""
         if SHOWN in text and self._special is None:
             text, runs = without_shown(text, runs)
         self._buffer.push(text, runs)
@@ -168,7 +167,6 @@ class Scanner:
             return option
 
     def blanks(self) -> Steps[None]:
-        """White space."""
         while True:
             text = self._buffer.text
             while self.at < len(text) and text[self.at] in BLANKS:
@@ -205,7 +203,6 @@ class Scanner:
             yield
 
     def next_is(self, character: str) -> Steps[bool]:
-        """Whether this character comes next."""
         while self.at >= len(self._buffer.text) and not self.last:
             yield
         return self._buffer.text.startswith(character, self.at)
@@ -213,7 +210,6 @@ class Scanner:
     # Removing.
 
     def drop(self) -> None:
-        """Remove what was looked at."""
         self._buffer.take(self.at)
         self.at = 0
 
@@ -343,7 +339,6 @@ class StepReader(ABC):
 
 
 def is_object(text: str) -> bool:
-    """Whether a text is a JSON object."""
     try:
         return isinstance(json.loads(text), dict)
     except (ValueError, RecursionError):

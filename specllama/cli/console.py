@@ -137,7 +137,6 @@ def error(message: str, hint: str = "") -> None:
 
 
 def traceback(error: BaseException) -> None:
-    """Write the traceback of an error to stderr."""
     from traceback import format_exception
 
     write(sys.stderr, _shown(sys.stderr, "".join(format_exception(error))))
@@ -204,7 +203,6 @@ def _word(text: str, style: str) -> str:
 
 
 def _shown(stream: IO[str], text: str) -> str:
-    """The text as the stream gets it."""
     return visible(text) if stream.isatty() else text
 
 

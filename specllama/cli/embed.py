@@ -70,7 +70,6 @@ def _texts(values: Mapping[str, Any]) -> list[str]:
 def _report(
     info: LoadInfo, query: str | None, texts: list[str], made: list[protocol.TextVectors]
 ) -> JsonObject:
-    """As --json shows it."""
     assert info.embedding is not None
     items: list[JsonObject] = []
     for one in made:

@@ -58,7 +58,6 @@ def warn_if_busy() -> None:
 
 
 def now() -> str:
-    """The time, for a report."""
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 

@@ -59,7 +59,6 @@ class Progress:
         self.show(f"{_VERBS.get(name, 'loading')} the {name}", share, stage=name)
 
     def clear(self) -> None:
-        """Clear the line."""
         if self._is_drawn:
             console.write(sys.stderr, "\r\x1b[2K")
             self._is_drawn = False

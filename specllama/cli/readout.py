@@ -34,7 +34,6 @@ def start_line(info: LoadInfo, structured: bool = False) -> str:
 
 
 def _models(info: LoadInfo) -> list[str]:
-    """The head and the draft model in words."""
     draft, parts = info.draft, list[str]()
     if draft is None:
         return parts

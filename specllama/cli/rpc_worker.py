@@ -72,7 +72,6 @@ def _object(serving: Serving) -> JsonObject:
 
 
 def _lines(serving: Serving) -> list[str]:
-    """The devices that the worker serves, and how to use it."""
     lines = [f"RPC worker at {serving.endpoint}, protocol {serving.protocol}; Ctrl-C ends it"]
     for d in serving.devices:
         memory = f"{size(d.free)} free of {size(d.total)}"

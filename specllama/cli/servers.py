@@ -105,7 +105,6 @@ def _chosen(servers: Sequence[RunningServer], name: str | None, all_: bool) -> l
 
 
 def _names(server: RunningServer) -> list[str]:
-    """The names of a server."""
     at = urlsplit(server.url)
     models = [name for model in server.models for name in (model.name, model.path)]
     address = [at.netloc, str(at.port)] if at.netloc else [at.path]

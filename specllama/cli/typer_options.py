@@ -52,7 +52,6 @@ class CommandEntry:
         return options
 
     def function(self) -> Callable[[Mapping[str, Any]], int | None]:
-        """The function that runs it."""
         module, _, name = self.code.partition(":")
         command: Callable[[Mapping[str, Any]], int | None] = getattr(
             importlib.import_module(f"specllama.cli.{module}"), name

@@ -23,7 +23,6 @@ _NAME = re.compile(r"[a-z][a-z0-9._-]{0,31}")
 
 @functools.cache
 def named_templates() -> Mapping[str, str]:
-    """The template of each name."""
     return table_of(__file__, "chat_templates.toml")
 
 

@@ -316,12 +316,10 @@ class LoadSettings:
 
     @property
     def wants_draft_model(self) -> bool:
-        """Whether one of the drafters is a draft model."""
         return wants_draft_model(self.drafters)
 
     @property
     def copies(self) -> bool:
-        """Whether one of the drafters copies from texts."""
         return copies(self.drafters)
 
 

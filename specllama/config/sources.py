@@ -61,7 +61,6 @@ class Values(OptionValues):
         self.left_out = left_out
 
     def without(self, *names: str) -> Values:
-        """The values without these names."""
         kept = {name: v for name, v in self.items() if name not in names}
         return Values(kept, self.origins, self.project, self.ignored, self.left_out)
 

@@ -47,7 +47,6 @@ def file_pooling(header: Header) -> str:
 
 
 def may_rank(header: Header) -> bool:
-    """Whether the model has a part that ranks."""
     return any(name.startswith("cls.") for name in tensor_names(header))
 
 

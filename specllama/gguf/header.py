@@ -299,7 +299,6 @@ def _read_part(first: Header, name: str, number: int, opener: Opener) -> Header:
 
 
 def tensor_names(header: Header) -> frozenset[str]:
-    """The names of all tensors of a file."""
     return frozenset(t.name for t in header.tensors)
 
 
@@ -314,7 +313,6 @@ def tensor_shape(header: Header, name: str) -> tuple[int, ...]:
 
 
 def dims(shape: tuple[int, ...]) -> str:
-    """A shape for messages."""
     return " × ".join(map(str, shape))
 
 

@@ -68,7 +68,6 @@ class StringArray:
 
     @staticmethod
     def empty() -> StringArray:
-        """No strings."""
         return StringArray(b"", array("q", [8]))
 
     def __len__(self) -> int:
@@ -91,7 +90,6 @@ class StringArray:
         return self._blob[self._starts[i] : self._starts[i + 1] - 8]
 
     def raws(self) -> list[bytes]:
-        """The bytes of all strings."""
         blob, starts = self._blob, self._starts.tolist()
         return [blob[a : b - 8] for a, b in pairwise(starts)]
 

@@ -124,7 +124,6 @@ class Window:
             self.buf += data
 
     def take(self, n: int, field: str) -> bytes:
-        """The next `n` bytes."""
         self.need(self.pos + n, field)
         self.pos += n
         return self.copy(self.pos - n, self.pos)

@@ -47,8 +47,6 @@ class InstalledModel(StoredModel):
 
 @dataclass(frozen=True, slots=True)
 class UnfinishedDownload:
-    """An unfinished download, stopped or in progress."""
-
     repo: str
     etag: str
     path: Path

@@ -246,7 +246,6 @@ class Manifest:
         return self._by_name.get(name.lower())
 
     def of_repo(self, repo: str) -> ManifestEntry | None:
-        """The entry of a repository of the hub."""
         return next((e for e in self.entries.values() if e.where.repo.lower() == repo.lower()), None)
 
     def drafts_for(self, entry: ManifestEntry) -> list[ManifestEntry]:

@@ -76,7 +76,6 @@ class ModelFiles:
         return any(file in (path, path.rpartition("/")[2]) for path in self._paths_like(file))
 
     def has_part(self, path: str) -> bool:
-        """Whether this is the path of one of its parts."""
         return path in self._paths_like(path)
 
     def _paths_like(self, file: str) -> list[str]:

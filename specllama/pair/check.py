@@ -61,7 +61,6 @@ class PairVerdict:
 
     @property
     def ok(self) -> bool:
-        """Whether the pair can be used."""
         return self.verdict != "incompatible"
 
 
@@ -152,7 +151,6 @@ class HeadVerdict:
 
     @property
     def ok(self) -> bool:
-        """Whether the head can be used."""
         return self.verdict != "incompatible"
 
 

@@ -286,7 +286,6 @@ class DiskStore:
     # What follows may wait for the disk and for other processes: it is called by the thread alone.
 
     def _work(self) -> None:
-        """The thread."""
         self._guarded(self._tidy)
         self._guarded(self._try_reading)
         while True:

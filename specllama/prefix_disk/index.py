@@ -65,7 +65,6 @@ class StateIndex:
             self.read_at = read_at
 
     def add(self, state: State) -> None:
-        """Enter a state."""
         if state.meta.key == self._key:
             self._sorted.setdefault(state.meta.scope, _Sorted()).add(state)
         else:
@@ -73,7 +72,6 @@ class StateIndex:
         self.states[state.name] = state
 
     def remove(self, name: str) -> None:
-        """Take a state out, if it is there."""
         state = self.states.pop(name, None)
         if state is not None and state.ids:
             self._sorted[state.meta.scope].remove(state)

@@ -46,7 +46,6 @@ def _digest(secret: bytes, name: str, data: bytes) -> bytes:
 
 
 def _packed(secret: bytes, name: str, model: str, ids: array[int]) -> bytes:
-    """The bytes of a file."""
     data = f"{wire.to_json(MemoryMeta(model[:200], len(ids)))}\n".encode() + ids.tobytes()
     return _MAGIC + _digest(secret, name, data) + data
 
@@ -143,7 +142,6 @@ class MemoryStore:
         return f"{name.partition('.')[0]}.memory"
 
     def _work(self) -> None:
-        """The thread."""
         while True:
             with self._changed:
                 self._writing = False
@@ -183,7 +181,6 @@ class MemoryStore:
 
 
 def _texts(ids: array[int]) -> list[array[int]]:
-    """The texts between the marks."""
     texts, begin = [], 0
     for _ in range(ids.count(_END)):
         end = ids.index(_END, begin)

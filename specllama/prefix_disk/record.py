@@ -55,7 +55,6 @@ class PrefixRecord:
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of all parts."""
         return sum(len(part) for part in self.parts.values())
 
     def meta(self, key: str, model: str) -> state_file.StateMeta:

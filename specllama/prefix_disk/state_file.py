@@ -62,7 +62,6 @@ class StateMeta:
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of all parts."""
         return sum(n for _, n in self.parts)
 
     @property
@@ -90,7 +89,6 @@ class State:
 
 
 def file_size(meta: StateMeta, n_tokens: int) -> int:
-    """Bytes that a file of this state has."""
     return _header_size(len(wire.to_json(meta).encode()), n_tokens, meta.n_blocks) + meta.n_bytes
 
 

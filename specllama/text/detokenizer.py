@@ -129,7 +129,6 @@ class TokenWriter:
         return ends
 
     def _completes_stop(self, text: str) -> bool:
-        """Whether the text just added completes a stop string."""
         n_new = len(self._after_header(text))
         text = self._buffer.text[self._n_ready :]
         before = len(text) - n_new  # with no end of a stop string that counts

@@ -109,7 +109,6 @@ def _are(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
 
 
 def is_text(value: Any) -> bool:
-    """Whether a value is a string."""
     return isinstance(value, str)
 
 

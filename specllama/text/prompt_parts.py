@@ -165,7 +165,6 @@ class Marks:
         yield PromptPart(self._unmarked(rendered[done:]), False)
 
     def _unmarked(self, text: str) -> str:
-        """The text with each mark replaced by its text."""
         if text.isascii():
             return text
         if len(self._texts) > _FEW or any(map(_MARK.search, self._texts.values())):

@@ -155,7 +155,6 @@ class ReasoningBudget:
         return state
 
     def _next(self, state: _State, token: int) -> _State:
-        """The state after one more token."""
         if state.due:
             if token != state.due[0]:  # the grammar did not allow it
                 return _OVER

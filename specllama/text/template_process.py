@@ -94,7 +94,6 @@ class TemplateProcess:
         return [PromptPart(text, special) for text, special in answer["parts"]]
 
     def close(self) -> None:
-        """End it."""
         self._end()
 
     def _watch(self, done: threading.Event) -> None:
@@ -199,7 +198,6 @@ class IsolatedTemplate:
             process.close()  # the system has ended it, for its memory
 
     def close(self) -> None:
-        """End its processes."""
         while self._idle:
             self._idle.pop().close()
 

@@ -227,7 +227,6 @@ class ChatSession:
             console.note(f"note: it was held with {visible(then)[:80]}; {now} continues it")
 
     def _show_last(self) -> None:
-        """Show the last message and its answer again."""
         turns = self.conversation.turns
         if len(turns) > 1:
             self.screen.dim(f"{counted(len(turns) - 1, 'turn')} before this one:")

@@ -136,7 +136,6 @@ def read_tools(path: str) -> Tools | None:
 
 
 def result_message(call: Mapping[str, Any], text: str) -> JsonObject:
-    """The message with the result of a call."""
     name = call["function"]["name"]
     return {"role": "tool", "tool_call_id": call["id"], "name": name, "content": text}
 

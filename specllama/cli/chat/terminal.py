@@ -155,7 +155,6 @@ class HistoryFile(History):
         return reversed(self.read())
 
     def store_string(self, string: str) -> None:
-        """Keep an input."""
         self.append(string)
 
     def read(self) -> list[str]:
@@ -176,7 +175,6 @@ class HistoryFile(History):
         return inputs[-MAX_INPUTS:]
 
     def append(self, text: str) -> None:
-        """Keep an input."""
         if not self.keeps or len(text) > MAX_CHARACTERS:
             return
         if self._path.exists() and not self._path.is_file():
@@ -302,7 +300,6 @@ class _Commands(Completer):
         self._words, self._paths = words, PathCompleter(expanduser=True)
 
     def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterable[Completion]:
-        """The completions of the text before the cursor."""
         text = document.text_before_cursor
         command, blank, rest = text.partition(" ")
         if not text.startswith("/"):

@@ -242,7 +242,6 @@ def _exactness(measurements: Sequence[Mapping[str, Any]]) -> Rows:
 
 
 def _setting(one: Mapping[str, Any]) -> list[str]:
-    """Threads and kernels."""
     with_ = [f"threads {'/'.join(map(str, one['threads']))}"] if one["threads"] else []
     if one["kernels"] is not None:
         with_.append(f"kernels {one['kernels']}" if one["kernels"] else "llama.cpp's own kernels")

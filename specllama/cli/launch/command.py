@@ -190,7 +190,6 @@ def printed(
 
 
 def _has(path: Path, text: str) -> bool:
-    """Whether the file has this text already."""
     with contextlib.suppress(OSError):
         return read_regular(path) == text.encode()
     return False

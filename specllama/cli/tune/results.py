@@ -115,7 +115,6 @@ class TuneResults(PartialResults):
 
     @property
     def storable(self) -> bool:
-        """Whether there is a curve that can be stored."""
         return any(curve.complete and not curve.disturbed for curve in self.curves)
 
     @property
@@ -224,7 +223,6 @@ def _why(best: DraftResult) -> str:
 
 
 def _reservations(results: TuneResults) -> list[str]:
-    """The limits of the prediction."""
     out = []
     n_tokens = sum(t.tokens for t in results.texts.values())
     if n_tokens < _FEW:

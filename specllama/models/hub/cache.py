@@ -216,7 +216,6 @@ class RepoCache:
         return text if _COMMIT.fullmatch(text) else ""
 
     def snapshot(self, commit: str) -> Path:
-        """The directory of a commit."""
         return self.folder / "snapshots" / commit
 
     def commits(self) -> list[str]:
@@ -261,7 +260,6 @@ class RepoCache:
                 self.forget(etag)
 
     def _idle(self, etag: str) -> bool:
-        """Whether no process is downloading this file."""
         from filelock import FileLock
 
         try:

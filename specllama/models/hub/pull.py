@@ -49,7 +49,6 @@ class PullPlan:
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of all files."""
         return sum(item.file.size for item in self.items)
 
     @property

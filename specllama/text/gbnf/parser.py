@@ -478,7 +478,6 @@ class _Parser:
         return int(significant or "0")
 
     def _run_of(self, characters: re.Pattern[str]) -> str:
-        """All characters that match from here."""
         match = characters.match(self._text, self._at)
         assert match is not None
         self._at = match.end()
