@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import errno
 import signal
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from types import FrameType
 from typing import Annotated, Any
 
@@ -13,9 +13,8 @@ import typer
 
 import specllama
 from specllama.cli import console
-from specllama.cli.typer_options import CommandEntry, application, unknown_short_flag
+from specllama.cli.typer_options import CommandEntry, application
 from specllama.errors import ResourceError, SpecllamaError, UsageError
-from specllama.option import Option
 from specllama.regular_file import table_of
 
 USAGE, INTERRUPTED = 2, 130
@@ -135,7 +134,7 @@ def _usage_hint(command: str, message: str) -> str:
 
 def _understood(arguments: Sequence[str]) -> list[str]:
     """The arguments without flags of llama.cpp that have no effect, after a note that names them. Raises
-    UsageError for others that are unknown.
+    UsageError as `without_them` does.
     """
     entry = COMMANDS.get(arguments[0]) if arguments else None
     if entry is None:
@@ -144,9 +143,6 @@ def _understood(arguments: Sequence[str]) -> list[str]:
     from specllama.cli.llama_cpp_flags import without_them
 
     kept, dropped = without_them(arguments, entry.table())
-    _refuse_several_models(kept, entry.table())
-    if flag := unknown_short_flag(kept[1:], entry.table()):
-        raise UsageError(f"no such option: {flag}", f"see specllama {arguments[0]} --help")
     if dropped and not {"-q", "--quiet"} & set(kept):
         console.note(f"note: {', '.join(dict.fromkeys(dropped))} of llama.cpp: not needed here, left out")
     return kept
@@ -163,20 +159,6 @@ def _refuse_words(arguments: Sequence[str]) -> None:
     run = COMMANDS["run"]
     if first.partition("=")[0] in {flag for o in run.table() for flag in o.flags}:
         raise UsageError(f"{first} is an option of a command", f"it is: specllama run {first}{rest}")
-
-
-def _refuse_several_models(arguments: Sequence[str], options: Iterable[Option]) -> None:
-    """Raises UsageError for a second model or draft: Typer takes the last one without a word."""
-    before = arguments[: arguments.index("--")] if "--" in arguments else arguments
-    for o in options:
-        if o.name in ("model", "draft_model") and not o.many:
-            n_given = sum(a in o.flags or a.startswith(tuple(f"{f}=" for f in o.flags[1:])) for a in before)
-            if n_given > 1:
-                raise UsageError(
-                    f"{o.flags[0].split()[0]} is given {n_given} times",
-                    "a command has one; a server loads others by name: specllama models add NAME FILE, or "
-                    "--models-dir FOLDER",
-                )
 
 
 def _terminated(number: int, _frame: FrameType | None) -> None:

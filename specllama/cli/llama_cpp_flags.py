@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -33,23 +34,29 @@ def hints() -> Mapping[str, str]:
     return {flag: hint for flags, hint in _table()["instead"].items() for flag in flags.split()}
 
 
-def _n_values(flag: str) -> int | None:
+def _n_values(command: str, flag: str) -> int | None:
     """How many values a flag without effect takes, None for other arguments."""
+    if command not in COMMANDS:
+        return None
+    if command == "chat" and flag in _OF_CHAT:
+        return 0
     return next((n for n, key in enumerate(("alone", "with_value")) if flag in _table()[key].split()), None)
 
 
 def without_them(arguments: Sequence[str], options: Iterable[Option]) -> tuple[list[str], list[str]]:
     """(The arguments of a command without flags that have no effect, those flags). The first argument is the
     command. A flag that stands without a value gets an empty one. Raises UsageError for flags that have a
-    substitute, and for a flag whose words are missing.
+    substitute, for a flag whose words are missing, and for what Typer would take without a word: a second
+    model or draft, of which it reads the last, and an unknown short flag, as `-pps`, which is `-p ps` to it.
     """
     by_flag = {flag: o for o in options for flag in o.flags}
-    kept, dropped = list[str](), list[str]()
-    rest = list(arguments)
-    while rest:
+    kept, dropped, models = list[str](), list[str](), Counter[str]()
+    rest, command = list(arguments), arguments[0]
+    while rest and rest[0] != "--":
         argument = rest.pop(0)
-        if argument == "--":
-            return [*kept, argument, *rest], dropped
+        flag = argument.partition("=")[0]
+        if (named := by_flag.get(flag)) is not None and named.name in ("model", "draft_model"):
+            models[named.flags[0]] += not named.many
         if (option := by_flag.get(argument)) is not None:
             if option.bare and (not rest or rest[0].startswith("-")):
                 kept.append(f"{argument}=")
@@ -59,17 +66,23 @@ def without_them(arguments: Sequence[str], options: Iterable[Option]) -> tuple[l
                 _check_value(argument, option, rest)
                 kept += rest[:1]
                 del rest[:1]
-        elif arguments[0] not in COMMANDS or argument[:1] != "-":
+        elif argument[:1] != "-":
             kept.append(argument)
-        elif (n := _n_values(argument)) is not None or (arguments[0] == "chat" and argument in _OF_CHAT):
+        elif (n := _n_values(command, argument)) is not None:
             dropped.append(argument)
             if argument not in _OPTIONAL or (rest[:1] and rest[0] in _OPTIONAL[argument]):
-                del rest[: n or 0]
-        elif (hint := hints().get(flag := argument.partition("=")[0])) is not None:
+                del rest[:n]
+        elif command in COMMANDS and (hint := hints().get(flag)) is not None:
             raise UsageError(f"no such option: {flag}", hint)
+        elif argument[1:2] != "-" and len(argument) > 2:
+            raise UsageError(f"no such option: {argument}", f"see specllama {command} --help")
         else:
             kept.append(argument)
-    return kept, dropped
+    for flag, n_given in models.items():
+        if n_given > 1:
+            hint = "a command has one; a server loads others by name: specllama models add NAME FILE, or "
+            raise UsageError(f"{flag} is given {n_given} times", f"{hint}--models-dir FOLDER")
+    return [*kept, *rest], dropped
 
 
 def _check_value(flag: str, option: Option, rest: Sequence[str]) -> None:

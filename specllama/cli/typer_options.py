@@ -11,7 +11,7 @@ import inspect
 import itertools
 import os
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -256,22 +256,3 @@ def format_examples(entry: CommandEntry, formatter: Any) -> None:
         part = list(group)
         formatted = part if verbatim else wrapped(" ".join(part), formatter.width)
         formatter.write("".join(f"{line}\n" for line in formatted))
-
-
-def unknown_short_flag(arguments: Sequence[str], options: Iterable[Option]) -> str | None:
-    """The first argument that looks like one of llama.cpp's short flags but is not in `options`, else None.
-
-    Typer reads `-pps` as `-p ps`, which silently drops a flag.
-    """
-    takes_value = {flag: o.kind is not bool for o in options for flag in o.flags} | {"-h": False}
-    rest = iter(arguments)
-    for argument in rest:
-        if argument == "--":
-            return None
-        if takes_value.get(argument):
-            next(rest, None)
-        elif (
-            argument[:1] == "-" and argument[1:2] != "-" and len(argument) > 2 and argument not in takes_value
-        ):
-            return argument
-    return None
