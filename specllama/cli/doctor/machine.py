@@ -271,25 +271,14 @@ class Probe:
         self.problem = _NO_ANSWER
 
     def _ask(self) -> None:
-        import http.client
-        import urllib.error
-        import urllib.request
-
-        class NoRedirect(urllib.request.HTTPRedirectHandler):
-            def redirect_request(self, *_: Any) -> None:
-                return None
+        import httpx2
 
         try:
-            request = urllib.request.Request(without_secrets(self.endpoint) + "/", method="HEAD")
-            with urllib.request.build_opener(NoRedirect).open(request, timeout=SECONDS) as answer:
-                self.status = answer.status
-        except urllib.error.HTTPError as error:
-            self.status = error.code
-        except (OSError, ValueError, http.client.HTTPException) as error:
-            cause = error.reason if isinstance(error, urllib.error.URLError) else error
-            why = getattr(cause, "strerror", None) or (cause if cause is not error else type(error).__name__)
-            timed_out = isinstance(cause, TimeoutError)
-            self.problem = _NO_ANSWER if timed_out else f"cannot be reached: {why}"
+            self.status = httpx2.head(f"{without_secrets(self.endpoint)}/", timeout=SECONDS).status_code
+        except httpx2.TimeoutException:
+            self.problem = _NO_ANSWER
+        except (httpx2.HTTPError, httpx2.InvalidURL, ValueError, OSError, ImportError) as error:
+            self.problem = f"cannot be reached: {str(error) or type(error).__name__}"
 
 
 def hub(environ: Mapping[str, str], probe: Probe, problems: list[Problem]) -> JsonObject:
