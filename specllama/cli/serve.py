@@ -9,7 +9,6 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from itertools import starmap
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
 
 from specllama.cli import console, readout
 from specllama.cli.answer import engine_log, log_file
@@ -210,16 +209,11 @@ def _names(given: Sequence[str]) -> tuple[str, ...]:
 
 _BROWSER_SECONDS = 20.0  # for the browser, or what starts it, to take the address
 _OPEN = "import sys, webbrowser; sys.exit(not webbrowser.open(sys.argv[1]))"
-_LOCAL = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}  # of addresses that stand for all of a machine's
 
 
 def open_page(url: str, say: Callable[[str], None]) -> None:
     """Open a page in the default browser. Returns at once; `say` gets a line if none could be opened."""
-    parts = urlsplit(url)
-    host = _LOCAL.get(parts.hostname or "")
-    if host is not None:
-        url = urlunsplit(parts._replace(netloc=f"{host}:{parts.port}"))
-    threading.Thread(target=_open, args=(url, say), daemon=True).start()
+    threading.Thread(target=_open, args=(defaults.from_here(url), say), daemon=True).start()
 
 
 def _open(url: str, say: Callable[[str], None]) -> None:

@@ -41,6 +41,11 @@ def source_label(source: str) -> str:
     return SOURCE_LABELS.get(source, source)
 
 
+def from_here(url: str) -> str:
+    """A server's address for this machine's programs: 0.0.0.0 and :: stand for all that the machine has."""
+    return url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
+
+
 def is_loopback(host: str) -> bool:
     """Whether the address is reachable from this machine only."""
     if host.lower() == "localhost" or host.startswith(UNIX):

@@ -30,17 +30,10 @@ _LEAST = 16  # tokens of room that are worth going on for
 _WAYS = "/trim forgets the oldest turns, /clear all of them; -c N makes the context larger"
 
 
-@dataclass(frozen=True, slots=True)
-class Room:
-    """n_turns: to drop. n_left: tokens of the prompt without them."""
-
-    n_turns: int
-    n_left: int
-
-
-def find_room(cuts: Sequence[int], count: Callable[[int], int | None], n_ctx: int) -> Room | None:
-    """The fewest turns whose end leaves half of the context free, since what follows a cut is read again and
-    a next cut should be far; where none does, all that can go. None where that makes too little room.
+def find_room(cuts: Sequence[int], count: Callable[[int], int | None], n_ctx: int) -> tuple[int, int] | None:
+    """(The fewest turns whose end leaves half of the context free, since what follows a cut is read again and
+    a next cut should be far; where none does, all that can go; the tokens of the prompt without them). None
+    where that makes too little room.
 
     cuts: the numbers of turns that can go, increasing. count: tokens of the prompt without so many turns,
     None for more than the context; it decreases.
@@ -53,7 +46,7 @@ def find_room(cuts: Sequence[int], count: Callable[[int], int | None], n_ctx: in
     left = count(n)
     if left is None or left > n_ctx - max(_LEAST, n_ctx // 8):
         return None
-    return Room(n, left)
+    return n, left
 
 
 def rest_of(turn: Turn, params: Mapping[str, Any], last: GenerationResult | None) -> Mapping[str, Any] | None:
@@ -362,14 +355,15 @@ class ChatSession:
         room = find_room(talk.cuts, count, n_ctx) if self.may_drop is not None else None
         if room is None or self.may_drop is None:
             return False
-        frees = f"frees {counted(n_tokens - room.n_left, 'token')}" if n_tokens else ""
-        frees = frees or f"leaves {counted(room.n_left, 'token')}"
+        n_turns, n_left = room
+        frees = f"frees {counted(n_tokens - n_left, 'token')}" if n_tokens else ""
+        frees = frees or f"leaves {counted(n_left, 'token')}"
         stays = "; the system message stays" if talk.system else ""
-        turns = f"the oldest {counted(room.n_turns, 'turn')}"
+        turns = f"the oldest {counted(n_turns, 'turn')}"
         console.note(f"the context of {n_ctx} tokens is full: dropping {turns} {frees}{stays}")
         self._was_refused = not self.may_drop()
         if not self._was_refused:
-            talk.trim(room.n_turns)
+            talk.trim(n_turns)
         return not self._was_refused
 
     def _generate(self, turn: Turn, params: Mapping[str, Any], prefix: str = "") -> bool:

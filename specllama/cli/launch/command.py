@@ -51,7 +51,7 @@ def launch(given: Mapping[str, Any]) -> int:
     if given.get("print_only"):
         if (shown := running) is None:  # the server that would be started, as far as it is known before
             assert own is not None
-            shown = ModelServer(f"http://{_address(own.host)}:{own.port}", own.model, key, own.n_ctx)
+            shown = ModelServer(_url(own.host, own.port), own.model, key, own.n_ctx)
         settings = client.settings(replace(shown, key=SHOWN_KEY if key else ""), os.environ)
         console.data(printed(client, settings, arguments, own))
         return 0
@@ -65,9 +65,7 @@ def launch(given: Mapping[str, Any]) -> int:
             process = stack.enter_context(server.OwnServer(own.flags, {**os.environ, **own.variables}, log))
             if (url := process.url(console.note)) is None:
                 return process.exit_code
-            running = server.find(
-                url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:"), key, ""
-            )
+            running = server.find(defaults.from_here(url), key, "")
         if running is None:
             raise EngineError("the server does not answer", "see its log")
         _check_context(client, running, given, own is not None)
@@ -106,7 +104,7 @@ def _running(given: Mapping[str, Any], values: Mapping[str, Any], key: str) -> M
     if serve_options(given):
         return None
     try:
-        return server.find(f"http://{_address(host)}:{port}", key, model)
+        return server.find(_url(host, port), key, model)
     except NotFoundError:
         return None
 
@@ -116,10 +114,9 @@ def serve_options(given: Mapping[str, Any]) -> Sequence[str]:
     return [name for name in given if name not in _OF_ANY_SERVER]
 
 
-def _address(host: str) -> str:
-    """The address to which a client on this machine connects."""
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    return f"[{host}]" if ":" in host and not host.startswith("[") else host
+def _url(host: str, port: int) -> str:
+    host = f"[{host}]" if ":" in host and not host.startswith("[") else host
+    return defaults.from_here(f"http://{host}:{port}")
 
 
 def _check_context(client: Client, running: ModelServer, given: Mapping[str, Any], own: bool) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from specllama.cli.chat.conversation import Conversation, Turn, as_text, from_text
 from specllama.cli.chat.library import MAX_NAME, ChatLibrary, ChatSaver, as_name, name_from
-from specllama.cli.chat.session import Room, find_room
+from specllama.cli.chat.session import find_room
 from specllama.client.protocol import EarlierTurn
 from specllama.config.places import NOWHERE
 from specllama.errors import UsageError
@@ -59,10 +59,10 @@ def test_room_is_the_fewest_turns_that_leave_half(sizes: list[int], n_ctx: int, 
     room = find_room(cuts, count, n_ctx)
     enough = [n for n in cuts if (left := count(n)) is not None and 2 * left <= n_ctx]
     if enough:
-        assert room == Room(enough[0], fixed + sum(sizes[enough[0] :]))
+        assert room == (enough[0], fixed + sum(sizes[enough[0] :]))
     elif room is not None:
-        assert room.n_turns == cuts[-1]
-        assert room.n_left <= n_ctx - max(16, n_ctx // 8)
+        assert room[0] == cuts[-1]
+        assert room[1] <= n_ctx - max(16, n_ctx // 8)
 
 
 def call(id_: str) -> dict[str, Any]:
