@@ -262,7 +262,9 @@ def tables(
     for panel, rows in panels.items():
         for name, (flags, value, text, *more) in rows.items():
             kind, _, metavar = value.partition(" ")
-            given = {k: tuple(v) if isinstance(v, list) else v for k, v in dict(*more).items()}
+            given: dict[str, Any] = {
+                k: tuple(v) if isinstance(v, list) else v for k, v in dict(*more).items()
+            }
             if "scope" in given:
                 given["scope"] = Scope[given["scope"]]
             filled = Template(text).safe_substitute(words)

@@ -22,12 +22,12 @@ READER_GONE = 141  # as of a program that SIGPIPE ends
 
 
 def _commands() -> dict[str, CommandEntry]:
-    found = dict[str, CommandEntry]()
+    commands = dict[str, CommandEntry]()
     for words, (code, options, help_text, *often) in table_of(__file__).items():
         group, _, name = words.rpartition(" ")
-        entries = found[group].commands if group else found
+        entries = commands[group].commands if group else commands
         entries[name] = CommandEntry(code, options, help_text, often=often)
-    return found
+    return commands
 
 
 COMMANDS = _commands()
