@@ -29,9 +29,12 @@ if TYPE_CHECKING:
 
 MEDIA_MARKER = "<__media__>"
 """Stands for an image in a raw prompt, as in llama.cpp; where in the order of images says which one."""
-MAX_IMAGES = 16  # of a request
+LEFT_OUT = "[image left out: it cannot be read here]"
+"""Stands for an image of an earlier turn where the model reads text only."""
+MAX_IMAGES = 100  # of a request
 MAX_BYTES = 32 * 1000 * 1000  # of a file
 MAX_PIXELS = 20 * 1000 * 1000
+MAX_ALL_PIXELS = 16 * MAX_PIXELS  # of all images of a request to a server
 _MAX_SCANS = 100  # of a JPEG, each of which may cost the time of a whole image
 _MAX_DECODED = 4 << 30  # bytes of all images that are decoded at once
 _READ = {
@@ -52,6 +55,7 @@ _SIGNATURES = (
     (b"ftypavif", 4, "AVIF"), (b"ftyp", 4, "video"), (b"II*\0", 0, "TIFF"), (b"MM\0*", 0, "TIFF"),
     (b"\xff\x0a", 0, "JPEG XL"), (b"\0\0\0\x0cJXL ", 0, "JPEG XL"),
 )  # fmt: skip
+_ENDS = {"PNG": b"IEND\xaeB`\x82", "JPEG": b"\xff\xd9", "GIF": b";"}
 _decoding = threading.BoundedSemaphore(2)  # an image of 20 MP takes 200 MB meanwhile
 _lock = threading.Lock()
 _alive: weakref.WeakValueDictionary[bytes, Image] = weakref.WeakValueDictionary()  # by SHA-256 of their files
@@ -80,7 +84,7 @@ def load_image(data: bytes, where: str = "") -> Image:
 
 def load_image_file(path: str | os.PathLike[str]) -> Image:
     """As load_image, from a file. Raises UsageError also for one that cannot be read."""
-    return load_image(read_image_file(path), f"the image {quoted(os.fspath(path))}")
+    return load_image(read_image_file(path), quoted(os.fspath(path)))
 
 
 def read_image_file(path: str | os.PathLike[str]) -> bytes:
@@ -89,7 +93,7 @@ def read_image_file(path: str | os.PathLike[str]) -> bytes:
         with open_regular(Path(path).expanduser()) as file:
             return file.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or str(error)
+        why = getattr(error, "strerror", None) or "this is no path"
         problem = f"the image {quoted(os.fspath(path))} cannot be read: {why}"
         raise UsageError(problem, "give the path of an image file") from None
 
@@ -128,10 +132,25 @@ def load_pil(image: PIL.Image.Image, where: str = "") -> Image:
     with _decoding:
         try:
             pixels = _rgb(image.copy())
-        except Exception as error:  # noqa: BLE001 - it may read its file only now
-            raise _damaged(error, name) from None
+        except Exception:  # noqa: BLE001 - it may read its file only now
+            hint = "its file is damaged, cut off or closed; call its load() where it was opened"
+            raise UsageError(f"{name}this image of Pillow cannot be read", hint) from None
     key = hashlib.sha256(f"{image.size}".encode() + pixels).digest()
     return _kept(key, pixels, image.size)
+
+
+def load_array(array: Any, where: str = "") -> Image:
+    """As load_image, from an array of numpy: uint8, (height, width) for grey, (height, width, 3) for RGB or
+    (height, width, 4) for RGBA.
+    """
+    from PIL import Image as pillow
+
+    name = f"{where}: " if where else ""
+    if array.dtype != "uint8" or (array.ndim != 2 and array.shape[2:] not in ((3,), (4,))):
+        problem = f"{name}an array of {array.dtype} of the shape {array.shape} is no image"
+        raise UsageError(problem, "give uint8 of the shape (height, width), or of (height, width, 3 or 4)")
+    _check_size((array.shape[1], array.shape[0]), name)
+    return load_pil(pillow.fromarray(array), where)
 
 
 def check_n_images(images: Sized, where: str = "") -> None:
@@ -166,13 +185,12 @@ def _decoded(data: bytes, name: str) -> tuple[bytes, tuple[int, int]]:
     with _decoding:
         try:
             image = _opened(form, data)
-        except Exception as error:  # noqa: BLE001 - damaged files raise anything in Pillow
-            raise _damaged(error, name) from None
-        _check_size(image.size, name)
-        try:
+            _check_size(image.size, name)
             pixels, size = _upright(image)
-        except Exception as error:  # noqa: BLE001
-            raise _damaged(error, name) from None
+        except UsageError:
+            raise
+        except Exception as error:  # noqa: BLE001 - damaged files raise anything in Pillow
+            raise _damaged(error, name, form, data) from None
     return pixels, size
 
 
@@ -223,11 +241,19 @@ def _check_size(size: tuple[int, int], name: str) -> None:
         raise UsageError(f"{name}the image has no pixels", "send another one")
 
 
-def _damaged(error: Exception, name: str) -> UsageError:
+def _damaged(error: Exception, name: str, form: str, data: bytes) -> UsageError:
+    """What is wrong with a file, not in Pillow's words."""
     if isinstance(error, MemoryError):
         return UsageError(f"{name}there is not enough memory to decode the image", "make it smaller")
-    why = str(error).strip().split("\n")[0][:200] or type(error).__name__
-    return UsageError(f"{name}the image is damaged or cut off: {why}", f"send a whole file, {_ALLOWED}")
+    if form in _ENDS:
+        is_whole = data.rstrip(b"\0\r\n").endswith(_ENDS[form])
+    else:
+        n = data[2:6] if form == "BMP" else data[4:8]
+        is_whole = len(data) >= int.from_bytes(n, "little") + (0 if form == "BMP" else 8)
+    if not is_whole:
+        return UsageError(f"{name}the image is cut off: the {form} file has no end", "send the whole file")
+    problem = f"{name}the image is damaged, or a kind of {form} that is not read here"
+    return UsageError(problem, "save it again, as PNG or JPEG")
 
 
 def _too_many_bytes(name: str) -> UsageError:

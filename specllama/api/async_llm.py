@@ -214,7 +214,7 @@ class AsyncLLM(BaseLLM):
         try:
             client = await self._client()
             if request.source.images:
-                await asyncio.to_thread(request.load_images, self._engine.check_images)
+                await asyncio.to_thread(request.load_images, self._engine.image_problem)
             inbox.start(client)
             while not request.finished:
                 yield made(await inbox.take())

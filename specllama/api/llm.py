@@ -85,7 +85,8 @@ class LLM(BaseLLM):
         """Answer one conversation or several, each a list of {"role": …, "content": …}; see `generate`.
 
         A content may be a list of texts and images: OpenAI's parts, {"type": "image", "image": a PIL image, a
-        path or bytes}, or PIL images and pathlib's paths themselves.
+        path, bytes of a file, or numpy's array}, or these themselves, paths as pathlib's. Arrays are uint8 of
+        the shape (height, width), or (height, width, 3 or 4).
 
         tools: functions that the model may call, [{"type": "function", "function": {"name": …, "description":
         …, "parameters": a JSON schema}}]; its calls are in `tool_calls` of the outputs, and `message` is the
@@ -199,7 +200,7 @@ class LLM(BaseLLM):
                     inbox.put((request, completion, message))
 
                 try:
-                    request.load_images(self._engine.check_images)
+                    request.load_images(self._engine.image_problem)
                 except SpecllamaError as error:
                     raise _named(error, requests, request) from None
                 submitted += request.submit(client, deliver)

@@ -277,13 +277,12 @@ class PendingRequest:
             submitted.append(client.submit(message, partial(deliver, one)))
         return submitted
 
-    def load_images(self, check: Callable[[], None]) -> None:
-        """Decode the images of the prompt, before it is submitted. check: called if there are any. Raises
-        what it raises, UsageError and ResourceError.
+    def load_images(self, problem: Callable[[], SpecllamaError | None]) -> None:
+        """Decode the images of the prompt, before it is submitted. problem: why the model reads none. Raises
+        as PromptSource.with_images does.
         """
         if self.source.images:
-            check()
-            prompt = self.source.with_images(self.completions[0].message.prompt)
+            prompt = self.source.with_images(self.completions[0].message.prompt, problem())
             for one in self.completions:
                 one.message = replace(one.message, prompt=prompt)
 

@@ -12,7 +12,7 @@ from specllama.calls.history import parsed_arguments
 from specllama.calls.tools import Tools
 from specllama.client import protocol
 from specllama.core.sampling.params import PARAMETERS, SamplingParams
-from specllama.errors import UsageError
+from specllama.errors import SpecllamaError, UsageError
 from specllama.images import check_n_images
 from specllama.json_types import JsonObject
 from specllama.wording import counted
@@ -65,8 +65,16 @@ class PromptSource:
             return protocol.TokenInput(list(self.ids))
         return protocol.TextInput(self.text or "")
 
-    def with_images(self, prompt: protocol.PromptInput) -> protocol.PromptInput:
-        """The prompt with its images, which are decoded now. Raises UsageError, ResourceError."""
+    def with_images(
+        self, prompt: protocol.PromptInput, problem: SpecllamaError | None = None
+    ) -> protocol.PromptInput:
+        """The prompt with its images, which are decoded now. problem: why the model reads none; those of
+        earlier messages have words then. Raises it, UsageError, ResourceError.
+        """
+        if problem is not None:
+            if not isinstance(prompt, protocol.ChatInput) or images.new_images(prompt.messages):
+                raise problem
+            return replace(prompt, messages=images.written(prompt.messages, {}))
         check_n_images(self.images)
         loaded = [one.load() for one in self.images]
         markers = [image.marker for image in loaded]
@@ -145,7 +153,8 @@ def conversation(messages: Sequence[Message]) -> PromptSource:
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
             raise UsageError(f'messages[{i}] must be a dict with a "role", not {_short(message)}')
         if not isinstance(message.get("content"), (str, list, tuple, type(None))):
-            raise UsageError(f'messages[{i}]: "content" must be a text, not {_short(message["content"])}')
+            problem = f'messages[{i}]: "content" must be a text, not {_short(message["content"])}'
+            raise UsageError(problem, "texts and images go in a list")
     read = []
     for i, message in enumerate(messages):
         parts = images.parts_of(message.get("content"), f"messages[{i}].content")

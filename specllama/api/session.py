@@ -82,12 +82,12 @@ class EngineSession:
         assert self._loaded is not None
         return self._loaded.answer_reader(tools)
 
-    def check_images(self) -> None:
-        """Raises UsageError where the loaded model reads text only."""
+    def image_problem(self) -> SpecllamaError | None:
+        """The error for images where the loaded model reads text only."""
         assert self._loaded is not None
-        if not self._loaded.vision:
-            error = no_projector(Library(_Logged(None)), self._loaded.target.path)
-            raise error.with_option_names(as_argument)
+        if self._loaded.vision:
+            return None
+        return no_projector(Library(_Logged(None)), self._loaded.target.path).with_option_names(as_argument)
 
     def client(self) -> EngineClient:
         """The client of the running process, for a call. Raises EngineError after a close."""

@@ -197,7 +197,7 @@ class AttachedImage:
     def image(self) -> Image:
         """It decoded, at the first use. Raises UsageError, ResourceError."""
         if self._image is None:
-            self._image = load_image(self.data, f"the image {visible(self.name)}")
+            self._image = load_image(self.data, visible(self.name))
         return self._image
 
     def decoded(self) -> AttachedImage:

@@ -206,9 +206,11 @@ def _paths(given: Any, name: str) -> tuple[str, ...]:
 
 
 def _projector(given: Any, name: str) -> str:
-    """The file of a projector; "" where one is looked for, "none" for none."""
-    if given in ("", "auto", "none", None):
-        return "none" if given is None else str(given).removeprefix("auto")
+    """The file of a projector; "" where one is looked for, "none" for none. In Python True and False, too."""
+    if given is None or isinstance(given, bool):
+        return "" if given else "none"
+    if given in ("", "auto", "none"):
+        return str(given).removeprefix("auto")
     if not isinstance(given, (str, os.PathLike)) or not isinstance(path := os.fspath(given), str):
         raise UsageError(f"must be the path of a projector, auto or none, not {quoted(given)}", option=name)
     return existing_file(path, name, "give the path of a projector, mmproj-*.gguf")

@@ -65,7 +65,7 @@ class LoadOptions(TypedDict, total=False):
     kept_seconds: float
     cache_ram: int | str
     ctx_checkpoints: int | None
-    mmproj: str | None
+    mmproj: str | bool | None
     mmproj_offload: bool
     image_min_tokens: int
     image_max_tokens: int

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 
 from specllama.client.prompt_input import Image
 from specllama.errors import BusyError, UsageError
-from specllama.images import MAX_IMAGES, load_image, load_image_text
+from specllama.images import MAX_ALL_PIXELS, MAX_IMAGES, load_image, load_image_text
 from specllama.server.dialects.shared.fields import FieldError
-from specllama.server.dialects.shared.image_parts import GivenImage
+from specllama.server.dialects.shared.image_parts import GivenImage, unusable
 from specllama.server.http.body import MAX_HELD
 
 _URL_HINT = "images at an address are read only where the server was started with --allow-image-urls"
+_FEWER = "leave out those that no longer matter"
 
 
 class ImageReader:
@@ -34,7 +35,7 @@ class ImageReader:
         self._held += size
         try:
             async with self._turns:
-                return [await asyncio.to_thread(self._one, image) for image in given]
+                return [image async for image in self._decoded(given)]
         finally:
             self._held -= size
 
@@ -43,13 +44,25 @@ class ImageReader:
         if len(given) > MAX_IMAGES:
             extra, n = given[MAX_IMAGES], len(given)
             why = f"a request may have at most {MAX_IMAGES} images, not {n}"
-            raise FieldError(f"{extra.path}: {why}: leave out those that no longer matter", extra.param)
+            raise FieldError(f"{extra.path}: {why}: {_FEWER}", extra.param)
         for image in given:
             problem = image.problem
             if not problem and not self._urls and _is_url(image.text):
                 problem = _URL_HINT
             if problem:
-                raise _unusable(image, problem)
+                raise unusable(image, problem)
+
+    async def _decoded(self, given: Sequence[GivenImage]) -> AsyncIterator[Image]:
+        """Each of them, in order. Raises as `read` does."""
+        n_pixels = 0
+        for one in given:
+            image = await asyncio.to_thread(self._one, one)
+            n_pixels += image.width * image.height
+            if n_pixels > MAX_ALL_PIXELS:
+                n = MAX_ALL_PIXELS // 1000**2
+                why = f"the images of a request may have {n} million pixels together, these have more"
+                raise FieldError(f"{one.path}: {why}: {_FEWER}, or send smaller ones", one.param)
+            yield image
 
     def _one(self, given: GivenImage) -> Image:
         """Raises FieldError, ResourceError."""
@@ -60,15 +73,9 @@ class ImageReader:
                 return load_image(ImageFetcher().get(given.text))
             return load_image_text(given.text)
         except UsageError as error:
-            raise _unusable(given, f"{error.message}; {error.hint}") from None
+            raise unusable(given, f"{error.message}; {error.hint}") from None
 
 
 def _is_url(text: str) -> bool:
     """Whether an image is named by an address on the web."""
     return text[:8].lower().startswith(("http://", "https://"))
-
-
-def _unusable(given: GivenImage, why: str) -> FieldError:
-    """With the words by which Claude Code and Codex know what to leave out before they ask again."""
-    said = "could not process image. The image data you provided does not represent a valid image"
-    return FieldError(f"{given.path}: {said}: {why}", given.param)

@@ -50,8 +50,8 @@ def is_public(address: str) -> bool:
 _UNICAST = ipaddress.IPv6Network("2000::/3")
 
 
-class _RefusedError(Exception):
-    """An address that is not public."""
+class _UnreadError(Exception):
+    """Why an image is not read, in words."""
 
 
 class ImageFetcher:
@@ -73,19 +73,26 @@ class ImageFetcher:
                 if location is None:
                     return data
                 url = str(parsed.join(location))
-            raise ValueError(f"there are more than {MAX_REDIRECTS} redirects")
-        except _RefusedError as error:
-            why = f"{error} is not a public address"
+            raise _UnreadError(f"there are more than {MAX_REDIRECTS} redirects")
+        except _UnreadError as error:
+            why = str(error)
         except httpcore2.TimeoutException:
             why = "it takes too long"
-        except (httpcore2.NetworkError, httpcore2.ProtocolError, OSError) as error:
-            why = str(error).split("\n")[0][:200] or type(error).__name__
-        except (httpx2.InvalidURL, ValueError) as error:
-            why = str(error)[:200]
+        except socket.gaierror:
+            why = "there is no such host"
+        except httpcore2.ProtocolError:
+            why = "what answers there is no web server"
+        except (httpcore2.NetworkError, OSError) as error:
+            cause = error.__cause__ or error
+            why = getattr(cause, "strerror", None) or "the connection ended"
+            if isinstance(cause, ssl.SSLError):
+                why = "its certificate is not accepted, or it knows no TLS"
+        except (httpx2.InvalidURL, ValueError):
+            why = "this is no address on the web"
         raise UsageError(f"{name}the image at {quoted(url)} cannot be read: {why}", _HINT) from None
 
     def _response(self, url: httpx2.URL, deadline: float) -> tuple[bytes, str | None]:
-        """(content, None), or (nothing, where it is instead). Raises ValueError, what httpcore2 raises."""
+        """(content, None), or (nothing, where it is instead). Raises _UnreadError, what httpcore2 raises."""
         quiet = dict.fromkeys(("connect", "read", "write", "pool"), _QUIET_SECONDS)
         headers: list[tuple[bytes | str, bytes | str]] = [("Host", url.netloc), *_HEADERS.items()]
         core = httpcore2.URL(
@@ -102,24 +109,24 @@ class ImageFetcher:
             if response.status in (301, 302, 303, 307, 308) and b"location" in given:
                 return b"", given[b"location"][:_MAX_URL]
             if response.status != 200:
-                raise ValueError(f"the server answers {response.status}")
+                raise _UnreadError(f"the server answers {response.status}")
             if given.get(b"content-encoding", "identity") != "identity":
-                raise ValueError("it is sent compressed, which was not asked for")
+                raise _UnreadError("it is sent compressed, which was not asked for")
             data = bytearray()
             for part in response.iter_stream():
                 data += part
                 if len(data) > MAX_BYTES:
-                    raise ValueError(f"it has more than {MAX_BYTES // 1000**2} MB")
+                    raise _UnreadError(f"it has more than {MAX_BYTES // 1000**2} MB")
         return bytes(data), None
 
 
 def _parsed(url: str) -> httpx2.URL:
-    """Raises ValueError, InvalidURL."""
+    """Raises _UnreadError, InvalidURL."""
     if len(url) > _MAX_URL:
-        raise ValueError(f"the address has more than {_MAX_URL} characters")
+        raise _UnreadError(f"the address has more than {_MAX_URL} characters")
     parsed = httpx2.URL(url)
     if parsed.scheme not in ("http", "https") or not parsed.host:
-        raise ValueError("only http and https are read")
+        raise _UnreadError("only http and https are read")
     return parsed
 
 
@@ -141,7 +148,8 @@ class _CheckedBackend(httpcore2.SyncBackend):
         addresses = list(dict.fromkeys(str(one[4][0]) for one in resolved))
         for address in addresses:
             if not self._is_allowed(address):
-                raise _RefusedError(f"{host} ({address})" if host != address else host)
+                name = f"{host} ({address})" if host != address else host
+                raise _UnreadError(f"{name} is not a public address")
         stream = super().connect_tcp(addresses[0], port, timeout, local_address, socket_options)
         return _TimedStream(stream, self._deadline)
 

@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from PIL import Image as pillow
 
@@ -33,7 +34,7 @@ def test_chats_and_prompts(model: str, tmp_path: Path) -> None:
         assert llm.info["vision"] is True
         by_forms = [
             llm.chat([{"role": "user", "content": ["look", image]}], SHORT)[0]
-            for image in (RED, file, {"type": "image", "image": str(file)})
+            for image in (RED, file, {"type": "image", "image": str(file)}, np.asarray(RED))
         ]
         assert {output.outputs[0].text for output in by_forms} != {""}
         (n,) = {output.stats.n_prompt for output in by_forms}
@@ -67,8 +68,10 @@ def test_event_loops(model: str) -> None:
 
 
 def test_a_model_that_reads_text_only(model: str) -> None:
-    with LLM(model, mmproj="none", **OPTIONS) as llm:
+    with LLM(model, mmproj=False, **OPTIONS) as llm:
         with pytest.raises(UsageError, match="cannot read images") as error:
             llm.chat([{"role": "user", "content": ["look", RED]}], SHORT)
         assert "mmproj='" in error.value.hint
         assert "mmproj-m.gguf" in error.value.hint
+        asked = [{"role": "user", "content": ["look", RED]}, {"role": "user", "content": "and?"}]
+        assert llm.chat(asked, SHORT)[0].finished

@@ -188,12 +188,22 @@ def test_what_is_no_image_is_refused(seeing: Page, name: str, data: str, kind: s
 
 def test_more_images_than_a_request_holds(seeing: Page) -> None:
     page = seeing
-    for n in range(16):
-        give(page, f"{n}.png", size=(8 + n, 8))
+    script = """
+    const done = arguments[0];
+    new OffscreenCanvas(8, 8).convertToBlob({ type: "image/png" }).then((blob) => {
+      const all = new DataTransfer();
+      for (let n = 0; n < 100; n++) all.items.add(new File([blob], `${n}.png`, { type: "image/png" }));
+      document.querySelector("main").dispatchEvent(
+        new DragEvent("drop", { dataTransfer: all, bubbles: true, cancelable: true }));
+      done();
+    });
+    """
+    page.driver.execute_async_script(script)
+    page.until(lambda: len(thumbnails(page)) == 100, "a hundred images")
     assert not page.notice
-    page.ask("Sixteen")
+    page.ask("A hundred")
     give(page, "more.png")
-    page.until(lambda: "the conversation has 17, and a request holds at most 16" in page.notice)
+    page.until(lambda: "the conversation has 101, and a request holds at most 100" in page.notice)
     page.press("Remove more.png")
     page.until(lambda: not page.notice)
 

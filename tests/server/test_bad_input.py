@@ -227,6 +227,7 @@ def test_a_body_that_is_too_large(server: Server) -> None:
     reply = server.post(CHAT, b'{"a": "' + b"x" * (5 * 1024 * 1024) + b'"}')
     assert reply.status == 413
     assert reply.error["type"] == "request_too_large"
+    assert "those with images may have 32000000, but no model here has a projector" in reply.error["message"]
     connection = server.connect()
     connection.request("POST", CHAT, iter([b"x" * 65536] * 80), encode_chunked=True)  # no length
     assert connection.getresponse().status == 413

@@ -242,7 +242,7 @@ def test_a_new_picture_is_refused(server: Server, api: str) -> None:
     reply = post(server, api, WRITERS[api](conversation))
     assert reply.status == 400
     message = reply.json["error"] if api == "ollama" else reply.error["message"]
-    assert "this model reads text only" in message
+    assert "loaded without a projector" in message
     assert "mmproj-*.gguf, which -mm names" in message
 
 

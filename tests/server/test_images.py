@@ -77,6 +77,12 @@ def test_every_api_gets_the_same_prompt(sees: Server) -> None:
     prompt = sees.post("/apply-template", {"messages": said(OPENAI, TEXT)}).json["prompt"]
     raw = {"prompt": {"prompt_string": prompt, "multimodal_data": [RED]}, "n_predict": 3}
     assert sees.post("/completion", raw).json["tokens_evaluated"] == n
+    raw = {"prompt": raw["prompt"], "max_tokens": 3}
+    assert sees.post("/v1/completions", raw).json["usage"]["prompt_tokens"] == n
+    answered = [*said(TEXT), {"role": "assistant", "content": [OPENAI]}, *said(TEXT)]
+    with_image = sees.chat(answered, **SHORT).json["usage"]["prompt_tokens"]
+    answered[1] = {"role": "assistant", "content": ""}
+    assert with_image > sees.chat(answered, **SHORT).json["usage"]["prompt_tokens"] + tiny_mmproj.SIDE**2
 
 
 def test_an_image_that_was_evaluated_is_not_again(sees: Server) -> None:
@@ -112,14 +118,16 @@ def test_models_that_are_not_loaded_yet(tmp_path: Path) -> None:
         assert (types["me/sees:F32"], types["pydoc-target"]) == ("vlm", "llm")
         image = {"type": "image_url", "image_url": {"url": RED + " " * (5 << 20)}}
         assert server.chat(said(image), **SHORT, **name).status == 200
-        assert server.chat(said(image), **SHORT, model="pydoc-target").status == 400
+        refused = server.chat(said(image), **SHORT, model="pydoc-target")
+        assert refused.status == 400
+        assert "loaded without a projector" in refused.error["message"]
 
 
 @pytest.mark.parametrize(
     ("url", "problem"),
     [
         ("data:image/png;base64,AAAA", "not an image"),
-        (URL[:120], "damaged or cut off"),
+        (URL[:120], "the image is cut off: the PNG file has no end; send the whole file."),
         ("https://example.org/a.png", "--allow-image-urls"),
         ("file:///etc/passwd", "files of the server"),
     ],
@@ -146,9 +154,10 @@ def test_bad_images(sees: Server, url: str, problem: str) -> None:
 
 
 def test_a_hundred_images(sees: Server) -> None:
-    reply = sees.chat(said(*[OPENAI] * 100), **SHORT)
+    assert sees.post("/v1/messages/count_tokens", {"messages": said(*[OPENAI] * 100)}).status == 200
+    reply = sees.chat(said(*[OPENAI] * 101), **SHORT)
     assert reply.status == 400
-    assert "at most 16 images, not 100" in reply.error["message"]
+    assert "at most 100 images, not 101" in reply.error["message"]
 
 
 def test_large_bodies(sees: Server) -> None:

@@ -95,7 +95,7 @@ class TestWire:
             ({"previous_response_id": "resp_1"}, 400, "not stored"),
             ({"model": "gpt-4o"}, 404, "pydoc-target"),
             ({"input": "zip " * 4000}, 400, "context"),
-            ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, 400, "text only"),
+            ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, 400, "without a projector"),
         ],
     )
     def test_errors_before_the_first_byte_have_a_status(

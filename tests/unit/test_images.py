@@ -11,6 +11,7 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from PIL import Image as pillow
 
@@ -20,6 +21,7 @@ from specllama.images import (
     bytes_of_text,
     check_n_images,
     join_around,
+    load_array,
     load_image,
     load_image_file,
     load_image_text,
@@ -147,8 +149,19 @@ def test_other_files(what: str) -> None:
 def test_cut_off(form: str) -> None:
     data = saved(gradient(200, 100), form)
     for n in (12, 20, 40, len(data) // 2, len(data) * 9 // 10):
-        with pytest.raises(UsageError, match=r"damaged or cut off|no pixels|not an image"):
+        with pytest.raises(
+            UsageError, match=r"the image is cut off: the \w+ file has no end|no pixels|not an image"
+        ):
             load_image(data[:n])
+
+
+@pytest.mark.parametrize("form", ["PNG", "JPEG", "WebP", "GIF", "BMP"])
+def test_damaged(form: str) -> None:
+    """In words of ours, whatever Pillow says."""
+    data = saved(gradient(200, 100), form)
+    begin = 28 if form == "BMP" else 20
+    with pytest.raises(UsageError, match=f"the image is damaged, or a kind of {form} that is not read here$"):
+        load_image(data[:begin] + b"\x07" * (len(data) - begin - 12) + data[-12:])
 
 
 def test_too_many_pixels() -> None:
@@ -247,6 +260,29 @@ def test_images_of_pillow() -> None:
         load_pil(pillow.new("1", (20_001, 1000)))
 
 
+def test_arrays_of_numpy() -> None:
+    image = gradient()
+    array = np.asarray(image)
+    assert load_array(array).digest == load_pil(image).digest
+    assert load_array(array[::-1, ::2]).width == 12
+    assert load_array(np.dstack([array, array[:, :, 0]])).digest == load_pil(image).digest
+    grey = load_array(np.full((2, 3), 7, np.uint8))
+    assert Path(grey.path).read_bytes() == bytes([7] * 18)
+    for other in (array / 255, array.transpose(2, 0, 1), array[:, :, :2], array[0, 0], array[None]):
+        with pytest.raises(UsageError, match=r"here: an array of \w+ of the shape \(.*\) is no image"):
+            load_array(other, "here")
+    with pytest.raises(UsageError, match="no pixels"):
+        load_array(np.zeros((0, 5, 3), np.uint8))
+    with pytest.raises(UsageError, match="20001 × 1000 pixels"):
+        load_array(np.zeros((1000, 20_001), np.uint8))
+
+
+def test_an_image_of_pillow_without_its_file() -> None:
+    image = pillow.open(io.BytesIO(saved(gradient(200, 100))[:-90]))
+    with pytest.raises(UsageError, match=r"here: this image of Pillow cannot be read$"):
+        load_pil(image, "here")
+
+
 @pytest.mark.filterwarnings("ignore:Corrupt EXIF")
 def test_damaged_exif_is_no_matter() -> None:
     data = saved(gradient(), "JPEG", exif=b"Exif\0\0MM\0*\0\0\0\x08\xff\xff\x01")
@@ -254,9 +290,9 @@ def test_damaged_exif_is_no_matter() -> None:
 
 
 def test_the_number_of_images() -> None:
-    check_n_images(range(16))
-    with pytest.raises(UsageError, match="at most 16 images, not 100"):
-        check_n_images(range(100), "messages")
+    check_n_images(range(100))
+    with pytest.raises(UsageError, match="at most 100 images, not 101"):
+        check_n_images(range(101), "messages")
 
 
 def test_markers_stand_alone() -> None:

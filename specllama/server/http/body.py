@@ -134,7 +134,10 @@ class BodyReader:
 
 
 def _too_large(most: int) -> HttpError:
-    return HttpError(413, f"the body has more than {most} bytes")
+    problem = f"the body has more than {most} bytes"
+    if most < IMAGE_BYTES:
+        problem += f"; those with images may have {IMAGE_BYTES}, but no model here has a projector (--mmproj)"
+    return HttpError(413, problem)
 
 
 def _counted(size: int) -> int:

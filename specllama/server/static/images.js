@@ -4,7 +4,7 @@
 import { openDialog } from "./dialog.js";
 import { bytes, button, byId, element, whole } from "./dom.js";
 
-const MOST = 16; // of a request
+const MOST = 100; // of a request
 const PIXELS = 20_000_000; // of an image; the server takes no larger one
 const LARGEST = 20 * 2 ** 20; // bytes of an image
 const TOGETHER = 31_000_000; // bytes of all in a request, in base64

@@ -7,6 +7,7 @@ import io
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from PIL import Image as pillow
 
@@ -55,6 +56,11 @@ def test_forms_of_images(tmp_path: Path) -> None:
         {"type": "image", "image": str(file)},
         {"type": "image", "image": url},
         {"type": "image", "image": png()},
+        {"type": "image", "image": np.asarray(RED)},
+        np.asarray(RED),
+        png(),
+        bytearray(png()),
+        memoryview(png()),
         {"type": "image", "path": str(file)},
         {"type": "image", "path": file},
         {"type": "image", "url": url},
@@ -96,6 +102,8 @@ def test_prompts_with_images() -> None:
         ({"image": [RED] * 3}, "2 markers <__media__> for 3 images"),
         ({"image": [5, RED]}, "image 1: an image cannot be 'int'"),
         ({"image": ["nowhere.png", RED]}, "'nowhere.png' cannot be read"),
+        ({"image": [None, RED]}, "image 1: an image cannot be 'NoneType'"),
+        ({"image": [np.zeros((2, 2)), RED]}, "image 1: an array of float64 of the shape .* is no image"),
     ],
 )
 def test_data_that_are_no_images(data: Any, problem: str) -> None:
@@ -112,6 +120,12 @@ def test_data_that_are_no_images(data: Any, problem: str) -> None:
         ({"type": "image_url", "image_url": "file:///etc/hosts"}, "not read here"),
         ({"type": "image_url", "image_url": "data:image/png,x"}, "not in base64"),
         ({"type": "image", "image": b"no"}, "not an image"),
+        ({"type": "image", "image": None}, "there is no image in it"),
+        ({"type": "image", "image": 5}, "an image cannot be 'int'"),
+        ({"type": "image", "image": np.zeros((3, 2, 2), np.uint8)}, "is no image"),
+        (b"no", "not an image"),
+        (None, "must be a text or an image, not None"),
+        ([RED], "must be a text or an image, not"),
     ],
 )
 def test_parts_that_are_no_images(part: Any, problem: str) -> None:
@@ -121,12 +135,12 @@ def test_parts_that_are_no_images(part: Any, problem: str) -> None:
 
 
 def test_what_else_stands_next_to_images() -> None:
-    with pytest.raises(UsageError, match="next to images there may be texts only"):
+    with pytest.raises(UsageError, match=r"content\[1\] must be a text or an image, not {'type'"):
         content(RED, {"type": "input_audio"})
 
 
 def test_the_number_of_images() -> None:
-    with pytest.raises(UsageError, match="at most 16"):
+    with pytest.raises(UsageError, match="at most 100"):
         content(*[RED] * (MAX_IMAGES + 1))
 
 
@@ -151,13 +165,11 @@ def pending(given: PromptSource) -> PendingRequest:
 def test_images_are_decoded_when_the_model_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     request, client = pending(conversation([{"role": "user", "content": ["a", RED]}])), Client()
 
-    def refuse() -> None:
-        raise UsageError("reads text only")
-
+    problem = UsageError("reads text only")
     with monkeypatch.context() as patch:
         patch.setattr(ImageSource, "load", lambda _self: pytest.fail("decoded"))
         with pytest.raises(UsageError, match="reads text only"):
-            request.load_images(refuse)
+            request.load_images(lambda: problem)
     request.load_images(lambda: None)
     request.submit(client, lambda _completion, _message: None)  # type: ignore[arg-type]
     for one, asked in zip(request.completions, client.requests, strict=True):
@@ -166,7 +178,29 @@ def test_images_are_decoded_when_the_model_is_known(monkeypatch: pytest.MonkeyPa
         assert len(asked.chat.images) == 1
         assert one.message.id == asked.id
         assert one.message.chat is None, "the images go when the engine has read them"
-    pending(PromptSource(text="a")).load_images(refuse)
+    pending(PromptSource(text="a")).load_images(lambda: problem)
+
+
+def test_a_text_model_refuses_new_images_alone() -> None:
+    """As in the server."""
+    problem = UsageError("reads text only")
+    seen, said = {"role": "user", "content": ["a", RED, "b"]}, {"role": "user", "content": "q"}
+    answer, result = {"role": "assistant", "content": [RED]}, {"role": "tool", "content": ["r", RED]}
+    words = "[image left out: it cannot be read here]"
+
+    def asked(*messages: Any) -> list[str]:
+        given = conversation(messages)
+        prompt = given.with_images(given.prompt_input({}, None), problem)
+        assert isinstance(prompt, protocol.ChatInput)
+        assert not prompt.images
+        return [message["content"] for message in prompt.messages]
+
+    assert asked(seen, answer, said) == [f"a\n{words}\nb", words, "q"]
+    assert asked(said, result, seen) == ["q", f"r\n{words}", f"a\n{words}\nb"]
+    assert asked(seen, answer) == [f"a\n{words}\nb", words]
+    for given in (conversation([said, seen]), source({"prompt": "a", "multi_modal_data": {"image": RED}})):
+        with pytest.raises(UsageError, match="reads text only"):
+            given.with_images(given.prompt_input({}, None), problem)
 
 
 def test_embedding_models_read_text_only() -> None:

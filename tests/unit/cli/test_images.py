@@ -55,7 +55,7 @@ def test_images_of_the_command_line(given: list[str], widths: list[int]) -> None
         (["."], "cannot be read"),
         (["text.png"], "not an image"),
         (["a\0.png"], "cannot be read"),
-        (["one.png"] * 17, "at most 16 images, not 17"),
+        (["one.png"] * 101, "at most 100 images, not 101"),
     ],
 )
 def test_what_is_no_image(given: list[str], why: str) -> None:

@@ -72,10 +72,17 @@ def test_private_addresses_are_not_read() -> None:
 
 def test_nothing_is_decoded_before_all_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(image_reader, "load_image_text", lambda _text: pytest.fail("decoded"))
-    error = refused(given(*[png()] * (MAX_IMAGES + 84)))
-    assert "at most 16 images, not 100" in error.message
-    assert error.details["param"] == "messages[16].param"
+    error = refused(given(*[png()] * (MAX_IMAGES + 17)))
+    assert "at most 100 images, not 117" in error.message
+    assert error.details["param"] == "messages[100].param"
     assert "not read" not in refused(given(png(), "http://example.org/a.png")).message
+
+
+def test_the_pixels_of_a_request_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(image_reader, "MAX_ALL_PIXELS", 17)
+    error = refused(given(*[png()] * 5))
+    assert "million pixels together" in error.message
+    assert error.details["param"] == "messages[2].param"
 
 
 def test_images_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

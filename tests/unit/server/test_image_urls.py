@@ -105,16 +105,34 @@ def test_reading_ends_at_the_limits(site: str, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize(
-    "url", ["http://", "http://[::1", "ftp://example.org/a", "http://a b/", "http://x" * 2000]
+    "url",
+    ["http://", "http://[::1", "ftp://example.org/a", "http://a b/", "http://x" * 2000, "http://xn--\uff0f/"],
 )
 def test_addresses_that_are_none(url: str) -> None:
-    assert refused(LOCAL, url)
+    why = refused(LOCAL, url).rpartition("cannot be read: ")[2]
+    assert why in (
+        "only http and https are read",
+        "this is no address on the web",
+        "the address has more than 8192 characters",
+    )
 
 
 def test_a_server_that_is_not_there() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        assert "refused" in refused(LOCAL, f"http://127.0.0.1:{free.getsockname()[1]}/")
+        assert "Connection refused" in refused(LOCAL, f"http://127.0.0.1:{free.getsockname()[1]}/")
+
+
+def test_what_is_wrong_is_said_in_words(site: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert refused(LOCAL, f"https://{site}/image").endswith(
+        "cannot be read: its certificate is not accepted, or it knows no TLS"
+    )
+
+    def unknown(*_: Any, **__: Any) -> list[Any]:
+        raise socket.gaierror(-2, "Name or service not known")
+
+    monkeypatch.setattr(image_urls.socket, "getaddrinfo", unknown)
+    assert refused(LOCAL, "http://nowhere.invalid/").endswith("cannot be read: there is no such host")
 
 
 def test_all_addresses_of_a_host_must_be_public(site: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -101,7 +101,7 @@ class MessageTurn(MessageFields):
         """Add the turn, a user's tool results before the text. path: its field. Raises FieldError."""
         here, images = f"{path}.content", with_images(ReadContent(), self.images, path)
         if self.role == "assistant":
-            _AnswerReader(conversation, here).add(self.content, self.reasoning_content or "", images.run)
+            _AnswerReader(conversation, here, images).add(self.content, self.reasoning_content or "")
         elif self.role == "user" and not isinstance(self.content, str):
             _add_user(conversation, self.content, here, images)
         else:
@@ -143,24 +143,25 @@ def _add_user(
 
 
 class _AnswerReader:
-    """Reads one turn of the assistant, which is split before each result of a server tool."""
+    """Reads one turn of the assistant, which is split before each result of a server tool. images: next to
+    its content.
+    """
 
-    def __init__(self, conversation: ConversationReader, path: str) -> None:
+    def __init__(self, conversation: ConversationReader, path: str, images: ReadContent) -> None:
         self._conversation, self._path = conversation, path
-        self._texts = [""]  # runs of text, between which there are calls
+        self._texts, self._images = [images.run], images.images  # runs of text, between which there are calls
         self._calls: list[GivenCall] = []
         self._thoughts: list[str] = []
         self._ended = self._left_out = False
 
-    def add(self, content: str | Sequence[ContentBlock], thought: str, images: str) -> None:
-        """Add the turn. thought, images: reasoning and marks next to its content."""
+    def add(self, content: str | Sequence[ContentBlock], thought: str) -> None:
+        """Add the turn. thought: reasoning next to its content."""
         self._thoughts += filter(None, [thought])
         if isinstance(content, str):
-            self._texts[-1] = content
+            self._texts[-1] += content
         else:
             for i, block in enumerate(content):
                 self._block(block, f"{self._path}[{i}]")
-        self._texts[-1] += images
         if self._has_more or not (self._ended or self._left_out):
             self._end()
 
@@ -169,9 +170,9 @@ class _AnswerReader:
         return any(self._texts) or bool(self._calls or self._thoughts)
 
     def _end(self) -> None:
-        said = "\n".join(filter(None, self._texts))
+        said = ReadContent(["\n".join(filter(None, self._texts))], images=self._images)
         self._conversation.answer(said, self._path, "".join(self._thoughts), self._calls)
-        self._texts, self._calls, self._thoughts, self._ended = [""], [], [], True
+        self._texts, self._images, self._calls, self._thoughts, self._ended = [""], [], [], [], True
 
     def _block(self, block: ContentBlock, path: str) -> None:
         if block.type in ("tool_use", *_USES):
@@ -189,6 +190,7 @@ class _AnswerReader:
             content = ReadContent()
             read_part(block, path, content, "tool_use")
             self._texts[-1] += content.run
+            self._images += content.images
             self._thoughts += content.thoughts
 
 

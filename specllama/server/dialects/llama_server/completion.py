@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from typing import Annotated, Any, ClassVar
 
-from pydantic import Field, PrivateAttr
+from pydantic import Field
 
 from specllama.client import protocol
 from specllama.client.protocol import CandidateLogprob, PositionLogprobs
 from specllama.json_types import JsonObject
 from specllama.server.dialects.shared import figures
-from specllama.server.dialects.shared.fields import SMALL, WHOLE_ITEMS, AtMost, Body, FieldError
-from specllama.server.dialects.shared.image_parts import GivenImage, given_image, pair_markers
+from specllama.server.dialects.shared.fields import SMALL, AtMost, Body
+from specllama.server.dialects.shared.raw_prompts import RawPromptFields
 from specllama.server.dialects.shared.sampling_fields import (
-    MAX_CHOICES,
     MAX_N,
-    MAX_PROMPTS,
-    Ids,
     SamplingFields,
 )
 from specllama.server.dialects.shared.writer import AnswerOptions, AnswerWriter
@@ -171,10 +167,7 @@ _MISSING = object()
 # The body of llama-server's native /completion, as sent by its own clients and by other front ends.
 
 
-MAX_PARTS, MAX_TEXTS = 4096, 256  # of a prompt in parts
 MAX_RESPONSE_FIELDS, MAX_FIELD_CHARS = 64, 128
-Id = Annotated[int, Field(ge=0, lt=2**31)]
-Mixed = Ids | Annotated[list[str | Id], AtMost(MAX_PARTS, 1), WHOLE_ITEMS]
 _ALIASES = {
     "max_new_tokens": "n_predict",
     "max_completion_tokens": "n_predict",
@@ -195,32 +188,11 @@ _ALIASES = {
 """Names of other front ends, and older ones of llama-server, with those that count if both are given."""
 
 
-class PromptObject(Body):
-    """A prompt whose text is in a field. multimodal_data: images in base64, one for each marker in it."""
-
-    prompt_string: str | Mixed
-    multimodal_data: Annotated[list[str], AtMost(MAX_PARTS)] | None = None
-
-    def marked(self, field: str) -> tuple[str | list[Any], list[GivenImage]]:
-        """The prompt with marks for its markers, and its images. field: their path. Raises FieldError."""
-        given = [given_image(field, field, text) for text in self.multimodal_data or ()]
-        if isinstance(self.prompt_string, str):
-            # Without images markers are a text like others.
-            return pair_markers(self.prompt_string, given, field) if given else self.prompt_string, given
-        if given:
-            raise FieldError(f"{field}: the prompt must then be one text, not ids", field)
-        return self.prompt_string, given
-
-
-Prompts = Annotated[list[str | Id | PromptObject | Mixed], AtMost(MAX_PARTS, 1), WHOLE_ITEMS]
-
-
-class NativeRequest(SamplingFields):
+class NativeRequest(RawPromptFields):
     """prompt: a text, ids, a list mixing texts and ids, or a list of such prompts with an answer each.
     n_cmpl: answers per prompt. response_fields: those of the answer to send, "a/b" for field b of object a.
     """
 
-    prompt: str | Ids | PromptObject | Prompts
     n_cmpl: Annotated[int, Field(ge=1, le=MAX_N)] = 1
     post_sampling_probs: bool = False
     return_tokens: bool = False
@@ -228,9 +200,6 @@ class NativeRequest(SamplingFields):
         Annotated[list[Annotated[str, Field(max_length=MAX_FIELD_CHARS)]], AtMost(MAX_RESPONSE_FIELDS)] | None
     ) = None
     aliases: ClassVar[Mapping[str, str]] = {**SamplingFields.aliases, **_ALIASES}
-    _made: list[str | list[Any]] | None = PrivateAttr(None)
-    _sent_images: list[GivenImage] = PrivateAttr([])
-    _images: Sequence[protocol.Image] = PrivateAttr(())
 
     def shows(self, field: str) -> bool:
         return not self.response_fields or field in self.response_fields
@@ -240,7 +209,7 @@ class NativeRequest(SamplingFields):
         return {**super().engine_fields(), **shows}
 
     def native_options(self, model_facts: Callable[[], tuple[Sequence[int], Sequence[str]]]) -> NativeOptions:
-        several = len(self._prompts()) * self.n_cmpl > 1
+        several = len(self.raw_prompts()) * self.n_cmpl > 1
         shown = self.stream, self.post_sampling_probs, self.return_tokens, several
         return NativeOptions(*shown, self.response_fields or (), model_facts)
 
@@ -249,66 +218,7 @@ class NativeRequest(SamplingFields):
         return self.n_cmpl
 
     def prompts(self, server: Mapping[str, Any]) -> Sequence[protocol.PromptInput]:  # noqa: ARG002
-        prompts = self._prompts()
-        if len(prompts) > MAX_PROMPTS or len(prompts) * self.n_cmpl > MAX_CHOICES:
-            most = f"{MAX_PROMPTS} prompts and {MAX_CHOICES} answers"
-            raise FieldError(f"prompt: at most {most}", "prompt")
-        return [self._input(prompt) for prompt in prompts]
-
-    @property
-    def logged(self) -> Any:
-        return self._prompts()
-
-    @property
-    def given_images(self) -> Sequence[GivenImage]:
-        self._prompts()
-        return self._sent_images
-
-    def place_images(self, texts: Mapping[int, str], images: Sequence[protocol.Image]) -> None:
-        made = self._prompts()
-        for one in self._sent_images:
-            put = texts[one.number]
-            made = [p.replace(one.mark, put) if isinstance(p, str) else p for p in made]
-        self._made, self._images = made, images
-
-    def refuse_images(self, how: str) -> None:
-        field = self.given_images[0].param
-        raise FieldError(f"{field}: this model reads text only and could not process images; {how}", field)
-
-    def _prompts(self) -> list[str | list[Any]]:
-        """Each a text, with marks for its images, or a list of texts and ids. Raises FieldError."""
-        if self._made is not None:
-            return self._made
-        given: Any = self.prompt
-        alone = not isinstance(given, list) or any(isinstance(item, int) for item in given)
-        made: list[str | list[Any]] = []
-        for i, one in enumerate([given] if alone else given):
-            if isinstance(one, PromptObject):
-                one, images = one.marked(f"prompt{'' if alone else f'[{i}]'}.multimodal_data")
-                self._sent_images += images
-            if isinstance(one, list) and not all(isinstance(item, (int, str)) for item in one):
-                raise FieldError("prompt: ids can be mixed with texts only", "prompt")
-            if isinstance(one, list) and sum(isinstance(item, str) for item in one) > MAX_TEXTS:
-                raise FieldError(f"prompt: at most {MAX_TEXTS} texts among ids", "prompt")
-            made.append(one)
-        self._made = made
-        return made
-
-    def _input(self, prompt: str | list[Any]) -> protocol.PromptInput:
-        if isinstance(prompt, str):
-            return protocol.TextInput(prompt, [image for image in self._images if image.marker in prompt])
-        if all(isinstance(item, int) for item in prompt):
-            return protocol.TokenInput(prompt)
-        return protocol.MixedInput(list(_parts(prompt)))
-
-
-def _parts(prompt: list[Any]) -> Iterable[str | list[int]]:
-    """The texts, and the ids between them as lists."""
-    for is_text, items in groupby(prompt, key=lambda item: isinstance(item, str)):
-        if is_text:
-            yield from items
-        else:
-            yield list(items)
+        return self.prompt_inputs()
 
 
 # The body of llama-server's /infill, as editors send it: a text with a gap at the cursor.

@@ -27,7 +27,7 @@ from specllama.server.dialects.shared.fields import (
     as_options,
     supported,
 )
-from specllama.server.dialects.shared.image_parts import GivenImage, image_of_field
+from specllama.server.dialects.shared.image_parts import GivenImage, images_of_field, unusable
 from specllama.server.dialects.shared.sampling_fields import (
     GenerationFields,
     KeepAlive,
@@ -172,13 +172,12 @@ class OllamaGenerateRequest(OllamaRequest):
         self._sent_images, self._images = [], images
 
     def refuse_images(self, how: str) -> None:
-        message = f"images: this model reads text only and could not process image input; {how}"
-        raise FieldError(message, "images")
+        raise unusable(self._sent_images[0], how)
 
     def model_post_init(self, context: Any) -> None:
         super().model_post_init(context)
         self.check()
-        self._sent_images = [image_of_field(image, "images") for image in self.images]
+        self._sent_images = images_of_field(self.images, "images")
         if self.images and self.suffix:
             raise FieldError("images: a gap in a text is filled without any", "images")
         if self.template:

@@ -15,16 +15,9 @@ from specllama.json_types import JsonObject
 from specllama.server import events
 from specllama.server.dialects.shared import figures
 from specllama.server.dialects.shared.chat_fields import TemplateInput
-from specllama.server.dialects.shared.fields import AtMost, FieldError, RequestBody
-from specllama.server.dialects.shared.sampling_fields import (
-    MAX_CHOICES,
-    MAX_N,
-    MAX_PROMPTS,
-    Count,
-    Ids,
-    ModelName,
-    SamplingFields,
-)
+from specllama.server.dialects.shared.fields import FieldError, RequestBody
+from specllama.server.dialects.shared.raw_prompts import RawPromptFields
+from specllama.server.dialects.shared.sampling_fields import MAX_N, Count, ModelName, SamplingFields
 from specllama.server.dialects.shared.writer import AnswerOptions, AnswerWriter
 
 # Token counts of an answer, in the forms of OpenAI's APIs.
@@ -319,12 +312,11 @@ def _logprobs(positions: Sequence[PositionLogprobs], offset: int) -> JsonObject:
     }
 
 
-class CompletionRequest(SamplingFields):
-    """prompt: a text, ids, or a list of either with choices for each. suffix: the text after the gap to
-    fill.
+class CompletionRequest(RawPromptFields):
+    """prompt: a text, ids, a list mixing texts and ids, or a list of such prompts with choices for each.
+    suffix: the text after the gap to fill.
     """
 
-    prompt: str | Ids | Annotated[list[str | Ids], AtMost(MAX_PROMPTS, 1)]
     zero_logprobs: ClassVar[int | None] = 0
     suffix: str | None = None
     best_of: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
@@ -332,20 +324,13 @@ class CompletionRequest(SamplingFields):
     def prompts(self, server: Mapping[str, Any]) -> Sequence[protocol.PromptInput]:  # noqa: ARG002
         if self.best_of not in (None, self.n):
             raise FieldError("best_of must be n, or absent", "best_of")
-        prompts: list[Any] = self.prompt if isinstance(self.prompt, list) else [self.prompt]
-        if isinstance(prompts[0], int):
-            prompts = [self.prompt]
-        if len(prompts) * self.n > MAX_CHOICES:
-            raise FieldError(
-                f"{len(prompts)} prompts with n {self.n} are more than {MAX_CHOICES} texts", "prompt"
-            )
-        return [self._input(prompt) for prompt in prompts]
+        inputs = self.prompt_inputs()
+        if not self.suffix:
+            return inputs
+        texts = [one.text for one in inputs if isinstance(one, protocol.TextInput) and not one.images]
+        if len(texts) < len(inputs):
+            raise FieldError("suffix: the prompt must then be text, without ids and images", "suffix")
+        return [protocol.Infill(text, self.suffix) for text in texts]
 
-    def _input(self, prompt: str | list[int]) -> protocol.PromptInput:
-        if isinstance(prompt, list):
-            if self.suffix:
-                raise FieldError("suffix: the prompt must then be text, not ids", "suffix")
-            return protocol.TokenInput(prompt)
-        if self.suffix:
-            return protocol.Infill(prompt, self.suffix)
-        return protocol.TextInput(prompt)
+    def engine_fields(self) -> JsonObject:
+        return {**super().engine_fields(), "show_prompt": bool(self.verbose)}

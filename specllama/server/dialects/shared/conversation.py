@@ -11,20 +11,24 @@ import json
 from collections import Counter, defaultdict, deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, NamedTuple, TypeAlias
+from typing import Annotated, Any, ClassVar, NamedTuple, TypeAlias
 
 from pydantic import Field, model_validator
 
 from specllama.calls.history import cut_off_arguments, in_call_order
 from specllama.errors import UsageError
+from specllama.images import LEFT_OUT
 from specllama.json_types import JsonObject
 from specllama.server.dialects.shared.fields import MAX_NAMED, AtMost, Body, FieldError
 from specllama.server.dialects.shared.image_parts import (
     GivenImage,
     ImageFields,
-    image_of_field,
+    images_of_field,
+    numbers_in,
+    refusal,
     replaced,
     replaced_in,
+    unusable,
 )
 from specllama.server.http.body import MAX_CONTAINERS, MAX_VALUES, check_depth, containers, parse
 
@@ -90,11 +94,13 @@ class ContentPart(ImageFields):
 
     unnamed = frozenset(
         {
-            "annotations", "logprobs", "cache_control", "citations", "signature", "detail", "format",
+            "annotations", "logprobs", "cache_control", "citations", "signature", "format",
             "input_audio", "audio_url", "video_url", "file_data", "file_url", "id",
             "index", "status", "caller", "partial", "provider_specific_fields", "extra_content",
         }
     )  # fmt: skip
+
+    defaults: ClassVar[Mapping[str, Any]] = {"detail": "auto"}
 
     type: Annotated[str, Field(max_length=256)]
     text: str = ""
@@ -147,10 +153,6 @@ class ReadContent:
     media: list[MediaPart] = field(default_factory=list)
     images: list[GivenImage] = field(default_factory=list)
 
-    def add(self, image: GivenImage) -> None:
-        self.texts.append(image.mark)
-        self.images.append(image)
-
     @property
     def lines(self) -> str:
         return "\n".join(self.texts)
@@ -202,7 +204,7 @@ def _json_text(value: Any) -> str:
 def placeholder(kind: str, name: str = "") -> str:
     """The text that replaces an image, sound or a file for the model."""
     shown = " ".join(name.split())[:200]
-    return f"[{kind}{f' {shown}' if shown else ''} left out: it cannot be read here]"
+    return LEFT_OUT.replace("image", f"{kind} {shown}".rstrip(), 1)
 
 
 def read(content: str | Sequence[ContentPart] | None, path: str) -> ReadContent:
@@ -217,10 +219,8 @@ def read(content: str | Sequence[ContentPart] | None, path: str) -> ReadContent:
 
 def with_images(content: ReadContent, images: Sequence[Any] | None, path: str) -> ReadContent:
     """A content after the images of its message, which stand before it as in Ollama. path: of the message."""
-    first, field = ReadContent(), f"{path}.images"
-    for image in images or ():
-        first.add(image_of_field(image, field))
-    return first.with_more(content)
+    given = images_of_field(images, f"{path}.images")
+    return ReadContent([image.mark for image in given], images=given).with_more(content)
 
 
 def read_part(part: ContentPart, path: str, content: ReadContent, known: str = "") -> None:
@@ -234,7 +234,8 @@ def read_part(part: ContentPart, path: str, content: ReadContent, known: str = "
     elif part.type == "search_result" or (part.type in _MEDIA and part.document):
         content.texts.append("\n".join(filter(None, (part.called, part.document))))
     elif (kind := _MEDIA.get(part.type)) == "image":
-        content.add(part.image_at(path, part.type, part.source))
+        content.images.append(image := part.image_at(path, part.type, part.source))
+        content.texts.append(image.mark)
     elif kind is not None:
         content.texts.append(placeholder(kind, part.called))
         content.media.append(MediaPart(f"{path}.type", f"{path}.{part.type}", kind))
@@ -410,13 +411,12 @@ class ReadConversation:
         messages = replaced_in(self.messages, texts, placeholder("image"))
         return replace(self, messages=messages, images=(), new_images=())
 
-    def without_images(self, how: str = "") -> ReadConversation:
-        """The same with words in place of the images, for a model that reads text only. how: what would help.
+    def without_images(self, how: str) -> ReadConversation:
+        """The same with words in place of the images, for a model that reads text only. how: as in HasImages.
         Raises FieldError for images in the last turn; earlier ones, and those after a result, have words.
         """
         for image in self.new_images[:1]:
-            more = f"; {how}" if how else ""
-            raise FieldError(f"{image.path}: {_refused('image')}{more}", image.param)
+            raise unusable(image, how)
         return self.placed({})
 
     @property
@@ -460,10 +460,10 @@ class ConversationReader:
         calls: Sequence[GivenCall] = (),
         name: str | None = None,
     ) -> None:
-        """Add an answer. thought: reasoning in addition to that in the content. Images in it have words."""
+        """Add an answer. thought: reasoning in addition to that in the content."""
         parsed = content if isinstance(content, ReadContent) else read(content, path)
         self._calls.begin_turn()
-        message: JsonObject = {"role": "assistant", "content": replaced(parsed.run, {}, placeholder("image"))}
+        message: JsonObject = {"role": "assistant", "content": parsed.run}
         if name:
             message["name"] = name
         if reasoning := thought or "".join(parsed.thoughts):
@@ -471,7 +471,7 @@ class ConversationReader:
         if made := [one for call in calls if (one := self._call(call)) is not None]:
             message["tool_calls"] = made
         if parsed.run or len(message) > 2 or not calls:  # of calls that were left out nothing remains
-            self._add(message, ReadContent())
+            self._add(message, ReadContent(images=parsed.images))
 
     def result(
         self,
@@ -517,7 +517,8 @@ class ConversationReader:
             self._media, self._new_images = [], []
         if self._media:
             first = self._media[0]
-            raise FieldError(f"{first.path}: {_refused(first.kind)}", first.param)
+            why = "only texts and images are read here; send the message without it"
+            raise refusal(first.param, first.path, first.kind, why)
         last = messages[-1] if messages and continues else None
         if last is None or last["role"] != "assistant" or (open_calls and last.get("tool_calls")):
             return self._conversation(messages)
@@ -531,8 +532,10 @@ class ConversationReader:
         self, messages: list[JsonObject], prefix: str = "", thought: str = ""
     ) -> ReadConversation:
         in_order = in_call_order([dict(message) for message in messages])
-        images = self._images, self._new_images
-        return ReadConversation(in_order, prefix, thought, dict(self._left_out), *images)
+        gone = numbers_in(prefix)
+        images = [image for image in self._images if image.number not in gone]
+        prefix = replaced(prefix, {}, placeholder("image"))
+        return ReadConversation(in_order, prefix, thought, dict(self._left_out), images, self._new_images)
 
     def _add(self, message: JsonObject, content: ReadContent) -> None:
         self._messages.append(message)
@@ -550,14 +553,3 @@ class ConversationReader:
             return None
         function: JsonObject = {"name": call.name, "arguments": arguments}
         return {"id": self._calls.add(call.id, call.name), "type": "function", "function": function}
-
-
-def _refused(kind: str) -> str:
-    """With the path, the words by which Claude Code (2.1.332) and Codex (0.169) know what to leave out before
-    they ask again.
-    """
-    reads = "this model reads text only" if kind == "image" else "only texts and images are read here"
-    return (
-        f"{reads} and could not process {kind} input. The {kind} data you provided does not represent a "
-        f"valid {kind} for it: send the message without. Those of earlier messages may stay"
-    )

@@ -61,7 +61,8 @@ _MAX_WHOLE = 2.0**64
 class Body(BaseModel):
     """Base of all objects in bodies: strict types, finite numbers.
 
-    unnamed: fields without effect that clients send with every such object.
+    unnamed: fields without effect that clients send with every such object. defaults: values with which
+    others are not named.
     """
 
     model_config = ConfigDict(
@@ -72,6 +73,7 @@ class Body(BaseModel):
         json_schema_extra={"maxProperties": MAX_FIELDS},
     )
     unnamed: ClassVar[frozenset[str]] = frozenset()
+    defaults: ClassVar[Mapping[str, Any]] = {}
 
     @model_validator(mode="before")
     @classmethod
@@ -90,7 +92,7 @@ class Body(BaseModel):
                 continue
             if name in known:
                 kept[name] = whole(value)
-            elif ignored is not None and name not in cls.unnamed:
+            elif ignored is not None and name not in cls.unnamed and cls.defaults.get(name) != value:
                 ignored[cls, name] = None
         return kept
 

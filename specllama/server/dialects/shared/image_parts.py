@@ -11,7 +11,7 @@ import re
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any, ClassVar, Protocol
 
 from pydantic import BeforeValidator
 
@@ -34,7 +34,8 @@ Text = Annotated[str | None, BeforeValidator(lambda value: value if isinstance(v
 class ImageUrl(Body):
     """OpenAI's form of an image: a data: URL in base64, or the address of one."""
 
-    unnamed = frozenset({"detail", "format"})
+    unnamed = frozenset({"format"})
+    defaults: ClassVar[Mapping[str, Any]] = {"detail": "auto"}
 
     url: str = ""
 
@@ -63,14 +64,30 @@ def given_image(param: str, path: str, text: str = "", problem: str = "") -> Giv
     return GivenImage(param, path, text, problem, next(_numbers))
 
 
-def image_of_field(value: Any, field: str) -> GivenImage:
-    """An item of `images`, next to a content or a prompt: base64, or a part as answers of other servers have
-    them. field: its path.
+def unusable(image: GivenImage, why: str) -> FieldError:
+    """The error for an image that is not used."""
+    return refusal(image.param, image.path, "image", why)
+
+
+def refusal(param: str, path: str, kind: str, why: str) -> FieldError:
+    """With the words by which Claude Code (2.1.332) and Codex (0.169) know what to leave out before they ask
+    again. kind: of the part.
     """
+    said = f"The {kind} data you provided does not represent a valid {kind}"
+    return FieldError(f"{path}: could not process {kind}: {why}. {said}", param)
+
+
+def images_of_field(values: Sequence[Any] | None, field: str) -> list[GivenImage]:
+    """Images next to a content or a prompt. field: their path."""
+    return [_image_of_item(value, field, f"{field}[{i}]") for i, value in enumerate(values or ())]
+
+
+def _image_of_item(value: Any, field: str, path: str) -> GivenImage:
+    """Base64, or a part as answers of other servers have them."""
     if isinstance(value, Mapping):
         value = value.get("image_url", value)
         value = value.get("url") if isinstance(value, Mapping) else value
-    return given_image(field, field, value if isinstance(value, str) else "")
+    return given_image(field, path, value if isinstance(value, str) else "")
 
 
 class ImageFields(Body):
@@ -108,6 +125,11 @@ def replaced(text: str, texts: Mapping[int, str], other: str) -> str:
     return _MARK.sub(put, text)
 
 
+def numbers_in(text: str) -> set[int]:
+    """Of the marks in a text."""
+    return {int(match[2]) for match in _MARK.finditer(text)} if _KEY in text else set()
+
+
 def replaced_in(messages: Sequence[JsonObject], texts: Mapping[int, str], other: str) -> list[JsonObject]:
     """Messages with `replaced` contents."""
     return [{**m, "content": replaced(m["content"], texts, other)} for m in messages]
@@ -136,6 +158,6 @@ class HasImages(Protocol):
         """Put texts in place of the images' marks. texts: by number. images: whose markers these are."""
 
     def refuse_images(self, how: str) -> None:
-        """Put words in place of the images, since the model reads text only. how: what would help. Raises
-        FieldError if that changes what is asked for.
+        """Put words in place of the images, since the model reads text only. how: why, and what would help.
+        Raises FieldError if that changes what is asked for.
         """

@@ -11,7 +11,7 @@ from specllama.images import MEDIA_MARKER
 from specllama.server.dialects.anthropic.request import CountRequest, MessagesRequest
 from specllama.server.dialects.llama_server.completion import NativeRequest
 from specllama.server.dialects.ollama.requests import OllamaChatRequest, OllamaGenerateRequest
-from specllama.server.dialects.openai.completions import ChatRequest
+from specllama.server.dialects.openai.completions import ChatRequest, CompletionRequest
 from specllama.server.dialects.openai.responses.request import ResponsesRequest
 from specllama.server.dialects.shared.fields import FieldError, checked
 
@@ -19,6 +19,7 @@ DATA = "data:image/png;base64,aGk="
 MODELS: dict[str, Any] = {
     "chat": ChatRequest, "responses": ResponsesRequest, "messages": MessagesRequest, "count": CountRequest,
     "ollama": OllamaChatRequest, "generate": OllamaGenerateRequest, "native": NativeRequest,
+    "completions": CompletionRequest,
 }  # fmt: skip
 PART = {"type": "image_url", "image_url": {"url": DATA, "detail": "low"}}
 
@@ -132,15 +133,57 @@ def test_images_in_results() -> None:
     assert contents(placed("chat", messages=chat))[2:] == [marker(0)]
 
 
-def test_images_in_answers_and_instructions_are_words() -> None:
-    words = "[image left out: it cannot be read here]"
-    turns = [said(text("be"), PART, role="system"), said(text("q")), said(PART, role="assistant")]
-    prompt = placed("chat", messages=[*turns, said(text("q"))])
-    assert contents(prompt) == [f"be{marker(0)}", "q", words, "q"]
+WORDS = "[image left out: it cannot be read here]"
+
+
+@pytest.mark.parametrize("api", ["chat", "responses", "messages", "count", "ollama"])
+def test_images_in_answers(api: str) -> None:
+    """As in llama-server; with a model that reads text only they never refuse the request."""
+    turns = "input" if api == "responses" else "messages"
+    asked, answered = said(text("q"), PART), said(text("so"), PART, role="assistant", images=["aGk="])
+    prompt = placed(api, **{turns: [asked, answered, said(text("q"), PART)]})
+    assert contents(prompt) == [f"q{marker(0)}", f"{marker(1)}so{marker(2)}", f"q{marker(3)}"]
+    more = {"max_tokens": 5} if api == "messages" else {}
+    body = checked(MODELS[api], {**more, turns: [asked, answered, said(text("q"))]})
+    body.refuse_images("")
+    chat = body.chat_input({}) if api == "count" else body.generations({}, {})[0].prompt
+    assert contents(chat) == [f"q\n{WORDS}", f"{WORDS}so{WORDS}", "q"]
+
+
+def test_images_that_are_words() -> None:
+    """Of an answer that is continued, and of the system's text of Messages."""
+    prompt = placed("chat", messages=[said(text("be"), PART, role="system"), said(text("q"))])
+    assert contents(prompt) == [f"be{marker(0)}", "q"]
     prompt = placed("messages", system=[text("be"), PART], messages=[said(text("q"))])
-    assert contents(prompt) == [f"be\n{words}", "q"]
-    begun = placed("chat", messages=[said(text("q")), said(text("so"), PART, role="assistant")])
-    assert begun.prefix == f"so{words}"
+    assert contents(prompt) == [f"be\n{WORDS}", "q"]
+    begun = placed("chat", messages=[said(text("q"), PART), said(text("so"), PART, role="assistant")])
+    assert begun.prefix == f"so{WORDS}"
+    assert len(begun.images) == 1
+
+
+@pytest.mark.parametrize("api", ["chat", "responses", "messages", "ollama"])
+def test_a_detail_is_named(api: str) -> None:
+    def ignored(detail: str) -> tuple[str, ...]:
+        more = {"max_tokens": 5} if api == "messages" else {}
+        parts = [
+            {"type": "image_url", "image_url": {"url": DATA, "detail": detail}},
+            {"type": "input_image", "image_url": DATA, "detail": detail},
+        ]
+        turns = "input" if api == "responses" else "messages"
+        fields: tuple[str, ...] = checked(MODELS[api], {**more, turns: [said(*parts)]}).ignored_fields
+        return fields
+
+    path = f"{'input' if api == 'responses' else 'messages'}[].content[]"
+    assert set(ignored("low")) == {f"{path}.image_url.detail", f"{path}.detail"}
+    assert ignored("auto") == ()
+
+
+@pytest.mark.parametrize("api", ["native", "completions", "chat"])
+def test_images_as_older_llama_servers_read_them(api: str) -> None:
+    least: dict[str, Any] = {"messages": [said(text("q"))]} if api == "chat" else {"prompt": "[img-1]"}
+    with pytest.raises(FieldError, match="image_data is not supported"):
+        checked(MODELS[api], {**least, "image_data": [{"id": 1, "data": "aGk="}]})
+    assert checked(MODELS[api], {**least, "image_data": []}).ignored_fields == ()
 
 
 def test_prompts_without_a_conversation() -> None:
@@ -148,12 +191,14 @@ def test_prompts_without_a_conversation() -> None:
     assert contents(prompt) == [f"{marker(0)}{marker(1)}look"]
     assert placed("generate", prompt="look", images=["aGk="], raw=True).text == f"{marker(0)}look"
     given = {"prompt_string": f"a{MEDIA_MARKER}b {MEDIA_MARKER}", "multimodal_data": ["aGk=", "aGk="]}
-    assert placed("native", prompt=given).text == f"a{marker(0)}b {marker(1)}"
+    for api in ("native", "completions"):
+        assert placed(api, prompt=given).text == f"a{marker(0)}b {marker(1)}"
 
 
-def test_several_raw_prompts() -> None:
+@pytest.mark.parametrize("model", [NativeRequest, CompletionRequest])
+def test_several_raw_prompts(model: Any) -> None:
     given = {"prompt_string": f"a\n{MEDIA_MARKER}\nb", "multimodal_data": ["aGk="]}
-    read = checked(NativeRequest, {"prompt": [given, "c", [1, 2], {"prompt_string": MEDIA_MARKER}]})
+    read = checked(model, {"prompt": [given, "c", [1, 2], {"prompt_string": MEDIA_MARKER}]})
     (image,) = read.given_images
     assert image.param == "prompt[0].multimodal_data"
     read.place_images({image.number: marker(3)}, [numbered(3)])
@@ -205,17 +250,21 @@ def test_parts_of_a_wrong_form(part: dict[str, Any]) -> None:
 def test_a_text_model_is_told_apart_by_what_would_help() -> None:
     body = checked(ChatRequest, {"messages": [said(PART)]})
     with pytest.raises(
-        FieldError, match=r"messages\[0\].content\[0\].image_url: this model reads text only.*; use it"
+        FieldError, match=r"messages\[0\].content\[0\].image_url: could not process image: use it\."
     ):
         body.refuse_images("use it")
     for model, fields in (
         (OllamaGenerateRequest, {"images": ["aGk="]}),
         (NativeRequest, {"prompt": {"prompt_string": MEDIA_MARKER, "multimodal_data": ["aGk="]}}),
+        (CompletionRequest, {"prompt": [{"prompt_string": MEDIA_MARKER, "multimodal_data": ["aGk="]}]}),
     ):
-        with pytest.raises(FieldError, match="this model reads text only"):
+        with pytest.raises(FieldError, match=r"\[0\]: could not process image"):
             checked(model, fields).refuse_images("")
 
 
 def test_a_gap_has_no_images() -> None:
     with pytest.raises(FieldError, match="images"):
         checked(OllamaGenerateRequest, {"prompt": "a", "suffix": "b", "images": ["aGk="]})
+    given = {"prompt_string": MEDIA_MARKER, "multimodal_data": ["aGk="]}
+    with pytest.raises(FieldError, match="suffix"):
+        placed("completions", prompt=given, suffix="b")

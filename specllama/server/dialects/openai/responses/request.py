@@ -28,6 +28,7 @@ from specllama.server.dialects.shared.conversation import (
     with_images,
 )
 from specllama.server.dialects.shared.fields import MAX_NAMED, SMALL, AtMost, FieldError
+from specllama.server.dialects.shared.image_parts import GivenImage
 from specllama.server.dialects.shared.sampling_fields import SamplingFields, first
 from specllama.server.dialects.shared.structured import TextFields
 from specllama.server.dialects.shared.tools import (
@@ -150,6 +151,7 @@ class _ItemReader:
         self._texts: list[str] = []
         self._thoughts: list[str] = []
         self._calls: list[GivenCall] = []
+        self._images: list[GivenImage] = []
 
     def add(self, item: InputItem, path: str) -> None:
         read_item = _READERS.get(item.kind)
@@ -160,9 +162,9 @@ class _ItemReader:
 
     def end_turn(self) -> None:
         texts, thoughts, calls = self._texts, self._thoughts, self._calls
-        self._texts, self._thoughts, self._calls = [], [], []
+        said = ReadContent(["\n".join(filter(None, texts))], images=self._images)
+        self._texts, self._thoughts, self._calls, self._images = [], [], [], []
         if texts or thoughts or calls:
-            said = "\n".join(filter(None, texts))
             self.conversation.answer(said, "input", "\n".join(thoughts), calls)
 
     def message(self, item: InputItem, path: str) -> None:
@@ -172,6 +174,7 @@ class _ItemReader:
             if any(self._texts) and not self._calls:
                 self.end_turn()
             self._texts.append(content.run)
+            self._images += content.images
             thoughts = [item.reasoning_content] if item.reasoning_content else content.thoughts
             self._thoughts += [text for text in thoughts if text and text not in self._thoughts]
             return

@@ -205,11 +205,11 @@ class TestMessages:
             ([{"role": "user", "content": [{"type": "magic"}]}], "messages[0].content[0].type must be"),
             (
                 [{"role": "user", "content": [{"type": "image", "source": {"type": "base64", "data": "x"}}]}],
-                "messages[0].content[0].image: this model reads text only and could not process image input",
+                "messages[0].content[0].image: could not process image: ",
             ),
             (
                 [{"role": "user", "content": [{"type": "document", "source": {}}]}],
-                "messages[0].content[0].document: only texts and images are read here",
+                "messages[0].content[0].document: could not process document: only texts and images",
             ),
             ([{"role": "user", "content": [USE]}], "messages[0].content[0].type must be one of text"),
             ([{"role": "user", "content": [result("1")]}], "tool_use_id: no message before it has a call"),

@@ -32,7 +32,7 @@ def reader(*ids: str | None, name: str = "f") -> ConversationReader:
 
 
 def results(conversation: ConversationReader) -> list[tuple[str, str]]:
-    messages = conversation.read(open_calls=True).without_images().messages
+    messages = conversation.read(open_calls=True).without_images("it reads text only").messages
     return [(m["tool_call_id"], m["content"]) for m in messages if m["role"] == "tool"]
 
 
@@ -137,8 +137,8 @@ class TestMedia:
     def test_new_media_are_refused_in_words_that_agents_recognise(self) -> None:
         conversation = ConversationReader()
         conversation.say("user", [ContentPart(type="image")], "messages[3].content")
-        with pytest.raises(FieldError, match="this model reads text only") as error:
-            conversation.read().without_images()
+        with pytest.raises(FieldError, match="it reads text only") as error:
+            conversation.read().without_images("it reads text only")
         assert error.value.details["param"] == "messages[3].content[0].type"
         message = error.value.message
         assert "The image data you provided does not represent a valid image" in message, "Codex"
@@ -152,7 +152,7 @@ class TestMedia:
         conversation = ConversationReader()
         conversation.say("user", image(), "messages[0].content")
         conversation.say("user", "then without", "messages[1].content")
-        assert [m["content"] for m in conversation.read().without_images().messages] == [
+        assert [m["content"] for m in conversation.read().without_images("it reads text only").messages] == [
             LEFT_OUT,
             "then without",
         ]
@@ -162,7 +162,7 @@ class TestMedia:
         conversation.result("a", image(), "")
         assert results(conversation) == [("a", LEFT_OUT)]
         conversation.say("user", image(), "")
-        assert conversation.read().without_images().messages[-1]["content"] == LEFT_OUT
+        assert conversation.read().without_images("it reads text only").messages[-1]["content"] == LEFT_OUT
 
     def test_names_of_files_are_shown(self) -> None:
         assert placeholder("file", "a\n b" + "x" * 300) == (

@@ -290,7 +290,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     (
         {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "data:x"}]}]},
         "input[0].content[0].type",
-        "text only",
+        "could not process image",
     ),
     (
         {
