@@ -83,7 +83,7 @@ class ImageFetcher:
         except httpcore2.ProtocolError:
             why = "what answers there is no web server"
         except (httpcore2.NetworkError, OSError) as error:
-            cause = error.__cause__ or error
+            cause = error.__context__ or error
             why = getattr(cause, "strerror", None) or "the connection ended"
             if isinstance(cause, ssl.SSLError):
                 why = "its certificate is not accepted, or it knows no TLS"

@@ -160,7 +160,9 @@ def test_damaged(form: str) -> None:
     """In words of ours, whatever Pillow says."""
     data = saved(gradient(200, 100), form)
     begin = 28 if form == "BMP" else 20
-    with pytest.raises(UsageError, match=f"the image is damaged, or a kind of {form} that is not read here$"):
+    with pytest.raises(
+        UsageError, match=f"the image is damaged, or a kind of {form} that is not read here\n"
+    ):
         load_image(data[:begin] + b"\x07" * (len(data) - begin - 12) + data[-12:])
 
 
@@ -171,7 +173,7 @@ def test_too_many_pixels() -> None:
     gif = b"GIF89a" + struct.pack("<HH", 65535, 65535) + b"\0\0\0,\0\0\0\0" + struct.pack("<HH", 65535, 65535)
     with pytest.raises(UsageError, match="65535 × 65535"):
         load_image(gif + b"\0\x02\x02D\x01\0;")
-    with pytest.raises(UsageError, match=r"no pixels|damaged"):
+    with pytest.raises(UsageError, match=r"no pixels|cut off"):
         load_image(png_header(0, 4))
 
 
@@ -279,7 +281,7 @@ def test_arrays_of_numpy() -> None:
 
 def test_an_image_of_pillow_without_its_file() -> None:
     image = pillow.open(io.BytesIO(saved(gradient(200, 100))[:-90]))
-    with pytest.raises(UsageError, match=r"here: this image of Pillow cannot be read$"):
+    with pytest.raises(UsageError, match=r"here: this image of Pillow cannot be read\n"):
         load_pil(image, "here")
 
 

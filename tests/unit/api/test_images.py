@@ -185,7 +185,10 @@ def test_a_text_model_refuses_new_images_alone() -> None:
     """As in the server."""
     problem = UsageError("reads text only")
     seen, said = {"role": "user", "content": ["a", RED, "b"]}, {"role": "user", "content": "q"}
-    answer, result = {"role": "assistant", "content": [RED]}, {"role": "tool", "content": ["r", RED]}
+    answer = {"role": "assistant", "content": [RED]}
+    result = {"role": "tool", "content": ["r", RED], "tool_call_id": "a"}
+    call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    called = {"role": "assistant", "content": "", "tool_calls": [call]}
     words = "[image left out: it cannot be read here]"
 
     def asked(*messages: Any) -> list[str]:
@@ -196,7 +199,7 @@ def test_a_text_model_refuses_new_images_alone() -> None:
         return [message["content"] for message in prompt.messages]
 
     assert asked(seen, answer, said) == [f"a\n{words}\nb", words, "q"]
-    assert asked(said, result, seen) == ["q", f"r\n{words}", f"a\n{words}\nb"]
+    assert asked(said, called, result, seen)[2:] == [f"r\n{words}", f"a\n{words}\nb"]
     assert asked(seen, answer) == [f"a\n{words}\nb", words]
     for given in (conversation([said, seen]), source({"prompt": "a", "multi_modal_data": {"image": RED}})):
         with pytest.raises(UsageError, match="reads text only"):

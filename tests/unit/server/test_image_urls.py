@@ -114,6 +114,7 @@ def test_addresses_that_are_none(url: str) -> None:
         "only http and https are read",
         "this is no address on the web",
         "the address has more than 8192 characters",
+        "there is no such host",
     )
 
 

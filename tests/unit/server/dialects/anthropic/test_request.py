@@ -209,7 +209,7 @@ class TestMessages:
             ),
             (
                 [{"role": "user", "content": [{"type": "document", "source": {}}]}],
-                "messages[0].content[0].document: could not process document: only texts and images",
+                "messages[0].content[0].document: could not process file: only texts and images",
             ),
             ([{"role": "user", "content": [USE]}], "messages[0].content[0].type must be one of text"),
             ([{"role": "user", "content": [result("1")]}], "tool_use_id: no message before it has a call"),
