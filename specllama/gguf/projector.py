@@ -5,21 +5,22 @@ A projector is a file of its own, mmproj-*.gguf, with the encoder that turns ima
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from specllama.errors import UsageError
+from specllama.errors import GGUFError, UsageError
 from specllama.gguf.check import check_projector
 from specllama.gguf.header import Header
 from specllama.regular_file import table_of
 
 _TABLE: dict[str, Any] = table_of(__file__)
-_BY_TENSOR, _MERGE, _ROWS = (
+_BY_TENSOR, _MERGE, _ROWS, _OF = (
     {kind: value for value, kinds in _TABLE[key].items() for kind in kinds.split()}
-    for key in ("width", "merge", "rows")
+    for key in ("width", "merge", "rows", "of")
 )
 _AT_ONCE, _CAUSAL = frozenset(_TABLE["at_once"]["kinds"].split()), _TABLE["at_once"]["causal"]
-_FOLDED, _ROTATED = (frozenset(_TABLE[key].split()) for key in ("folded", "rotated"))
+_FOLDED, _ROTATED, _SEEING = (frozenset(_TABLE[key].split()) for key in ("folded", "rotated", "seeing"))
 _MAX_SIDE = 8192  # pixels: libmtmd refuses more
 
 
@@ -55,10 +56,14 @@ class Projector:
 
 def read_projector(header: Header, max_tokens: int = 0) -> Projector:
     """The vision part of a projector. max_tokens: of an image, 0 for its own limit. Raises UsageError for a
-    file that is none, GGUFError for sizes that are not possible.
+    file that is none, GGUFError for sizes that are not possible and for a tensor without which libmtmd would
+    end the process.
     """
     check_projector(header)
     kind = header.text("clip.projector_type") or header.text("clip.vision.projector_type")
+    if lacking := next(_lacking(header, kind), ""):
+        problem = f"{header.path}: {len(header.tensors)} tensors: {lacking} is not among them"
+        raise GGUFError(problem, "Get the projector again, or another one.")
     patch, side = _size(header, "patch_size"), _size(header, "image_size", 0)
     merge = _size(header, "projector.scale_factor", 0) or _size(header, "spatial_merge_size", 0)
     merge = merge or int(_MERGE.get(kind, 1))
@@ -78,10 +83,14 @@ def read_projector(header: Header, max_tokens: int = 0) -> Projector:
 
 def check_fits(projector: Projector, target: Header) -> None:
     """Raises UsageError for a projector of another model than this one, where the headers show it."""
+    of, architecture, why = _OF.get(projector.kind, "").split(), target.architecture, ""
     if target.n_embd and projector.width not in (0, target.n_embd):
+        why = f"makes rows of {projector.width} numbers, and {target.name} reads rows of {target.n_embd}"
+    elif (of or architecture in _SEEING) and architecture not in of:
+        why = f"is of type {projector.kind}, which is not for {architecture} models such as {target.name}"
+    if why:
         raise UsageError(
-            f"{projector.header.path} is the projector of another model: it makes rows of {projector.width} "
-            f"numbers, and {target.name} reads rows of {target.n_embd}",
+            f"{projector.header.path} is the projector of another model: it {why}",
             "use the mmproj-*.gguf of the model's own repository",
         )
 
@@ -92,6 +101,17 @@ def _size(header: Header, key: str, least: int = 1) -> int:
     if not least <= value <= _MAX_SIDE:
         header.fail(f"clip.vision.{key}", f"{value} is not in {least} to {_MAX_SIDE}")
     return value
+
+
+def _lacking(header: Header, kind: str) -> Iterator[str]:
+    """Tensors that are needed and not there, or those one of which is."""
+    there = {tensor.name for tensor in header.tensors}
+    for names, kinds in _TABLE["needed"].items():
+        if kind in kinds.split():
+            for i in range(header.integer("clip.vision.block_count") if "*" in names else 1):
+                here = names.replace("*", str(i))
+                if there.isdisjoint(here.split()):
+                    yield here.replace(" ", " or ")
 
 
 def _width(header: Header, kind: str) -> int:

@@ -14,7 +14,7 @@ REPO, MODEL, PROJECTOR = "me/Eyes-GGUF", "Eyes-Q4_0.gguf", "mmproj-F16.gguf"
 def test_a_projector_is_pulled_listed_verified_and_removed_with_its_model(
     command: Command, hub: LocalHub, tmp_path: Path
 ) -> None:
-    model, projector = tinygguf.llama(tmp_path / MODEL), tiny_mmproj.gemma3(tmp_path / PROJECTOR)
+    model, projector = tinygguf.gemma3(tmp_path / MODEL), tiny_mmproj.gemma3(tmp_path / PROJECTOR)
     files = {MODEL: model, PROJECTOR: projector, "mmproj-F32.gguf": projector}
     hub.repos[REPO] = Repo({name: path.read_bytes() for name, path in files.items()})
 

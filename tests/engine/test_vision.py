@@ -6,13 +6,14 @@ import itertools
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from specllama.config.load import ModelSettings
 from specllama.core.interfaces import BatchRow
-from specllama.errors import GGUFError, IntegrityError, UsageError
+from specllama.errors import EngineError, GGUFError, IntegrityError, UsageError
 from specllama.llama.context import LlamaContext
 from specllama.llama.model import LlamaModel
 from specllama.llama.vision import VisionEncoder
@@ -181,6 +182,35 @@ def test_tensors_that_do_not_fit_end_no_process(
     monkeypatch.setattr(tiny_mmproj.Projector, "put", lambda p, n, x: put(p, n, x[:3] if n == name else x))
     with pytest.raises(IntegrityError, match=r"llama\.cpp cannot load the projector"):
         encoder("gemma3", tiny_mmproj.gemma3(tmp_path / "odd.gguf"))
+
+
+@pytest.mark.parametrize("name", ["v.patch_embd.weight", "v.blk.0.attn_q.weight"])
+def test_tensors_that_are_not_there_end_no_process(
+    name: str, encoder: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put = tiny_mmproj.Projector.put
+    monkeypatch.setattr(tiny_mmproj.Projector, "put", lambda p, n, x: None if n == name else put(p, n, x))
+    with pytest.raises(IntegrityError, match=r"llama\.cpp cannot load the projector .*: it lacks a tensor"):
+        encoder("gemma3", tiny_mmproj.gemma3(tmp_path / "odd.gguf"))
+
+
+def test_what_would_end_the_process_in_a_thread_of_ggml_is_noticed_before(
+    encoder: Open, models: Callable[[str], LlamaModel], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def half(p: tiny_mmproj.Projector, name: str, x: Any) -> None:
+        if name == "v.blk.0.attn_q.bias":
+            p.writer.add_tensor(name, x.astype(np.float16))
+        else:
+            put(p, name, x[:8] if name == "v.position_embd.weight" else x)
+
+    put = tiny_mmproj.Projector.put
+    monkeypatch.setattr(tiny_mmproj.Projector, "put", half)
+    with pytest.raises(IntegrityError, match=r"of the wrong type \(.*, v\.blk\.0\.attn_q\.bias: f16\)"):
+        encoder("qwen2vl", tiny_mmproj.qwen2vl(tmp_path / "odd.gguf"))
+    short = encoder("text", tiny_mmproj.text(tmp_path / "short.gguf", models("text").settings.path))
+    for _ in range(2):
+        with pytest.raises(EngineError, match=r"v\.position_embd\.weight has 8 rows, none for place 8"):
+            short.encode(*tiny_mmproj.text_image(range(16)))
 
 
 def test_encoding_beside_decoding_changes_neither(

@@ -7,8 +7,8 @@ usage: python -m tests.fuzz --seconds 600                    # all parts
 
 headers: `pair-check` on changed GGUF headers. load: the engine on such headers, with weights of zeros.
 http: raw requests and bodies. grammars: JSON schemas and grammars. templates: chat templates. protocol,
-engine: lines between front and engine. rpc: the probe of RPC workers. lossless: texts with random sampling,
-drafts and slots, against plain decoding alone.
+engine: lines between front and engine. rpc: the probe of RPC workers. images: image files. projectors: their
+headers. lossless: texts with random sampling, drafts and slots, against plain decoding alone.
 
 An input fails if it raises what is not documented, crashes or hangs its process, or takes more time or memory
 than its part allows. Inputs that fail are made shorter where that is cheap, and saved; the exit code is then

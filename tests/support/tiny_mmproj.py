@@ -4,6 +4,7 @@
     internvl  tiles of 4 rows, and an overview: several parts an image, each with marks around it
     idefics3  an overview and tiles, with tokens around them that no tiny model has
     qwen2vl   any size, a row for each 8 x 8 pixels; positions by M-RoPE, for the model `qwen2vl_text`
+    qwen3vl   as qwen2vl, for Qwen 3 VL and later
     text      writes a text: its rows are the embeddings of the tokens that `text_image` has drawn
 
 Each is a function `(path, ...) -> path`. Independent of specllama.
@@ -64,13 +65,18 @@ class Projector:
         self.put(f"{name}.weight", np.ones(n))
         self.put(f"{name}.bias", np.zeros(n))
 
-    def encoder(self, patch_size: int, names: Sequence[str] = ("v.patch_embd.weight",)) -> None:
-        """One block and what is before and after it. names: of the convolutions."""
+    def encoder(
+        self, patch_size: int, names: Sequence[str] = ("v.patch_embd.weight",), fused: bool = False
+    ) -> None:
+        """One block and what is before and after it. names: of the convolutions. fused: one tensor makes
+        queries, keys and values.
+        """
         self.colours(0.5, 0.5)
         for name in names:
             self.random(name, self.n_embd, 3, patch_size, patch_size)
-        for name in ("q", "k", "v", "out"):
-            self.linear(f"v.blk.0.attn_{name}", self.n_embd, self.n_embd)
+        for name in ("qkv",) if fused else ("q", "k", "v"):
+            self.linear(f"v.blk.0.attn_{name}", len(name) * self.n_embd, self.n_embd)
+        self.linear("v.blk.0.attn_out", self.n_embd, self.n_embd)
         self.linear("v.blk.0.ffn_up", FF, self.n_embd)
         self.linear("v.blk.0.ffn_down", self.n_embd, FF)
         for name in ("v.blk.0.ln1", "v.blk.0.ln2", "v.post_ln"):
@@ -122,6 +128,16 @@ def idefics3(path: Path | str, seed: int = 0) -> Path:
 def qwen2vl(path: Path | str, seed: int = 0) -> Path:
     p = Projector(path, "qwen2vl_merger", seed, image_size=64, patch_size=4)
     p.encoder(4, ("v.patch_embd.weight", "v.patch_embd.weight.1"))
+    p.linear("mm.0", 4 * WIDTH, 4 * WIDTH)
+    p.linear("mm.2", N_EMBD, 4 * WIDTH)
+    return p.write()
+
+
+def qwen3vl(path: Path | str, seed: int = 0) -> Path:
+    p = Projector(path, "qwen3vl_merger", seed, image_size=64, patch_size=4)
+    p.encoder(4, ("v.patch_embd.weight", "v.patch_embd.weight.1"), fused=True)
+    p.put("v.patch_embd.bias", np.zeros(WIDTH))
+    p.random("v.position_embd.weight", 256, WIDTH)
     p.linear("mm.0", 4 * WIDTH, 4 * WIDTH)
     p.linear("mm.2", N_EMBD, 4 * WIDTH)
     return p.write()

@@ -25,11 +25,11 @@ KINDS = {  # target, projector, draft
     "llama": (tinygguf.llama, tiny_mmproj.internvl, tinygguf.llama),
     "gemma3": (tinygguf.gemma3, tiny_mmproj.gemma3, tinygguf.llama),
     "qwen2vl": (tiny_mmproj.qwen2vl_text, tiny_mmproj.qwen2vl, tiny_mmproj.qwen2vl_text),
-    "lfm2": (tinygguf.lfm2, tiny_mmproj.qwen2vl, None),
+    "lfm2": (tinygguf.lfm2, tiny_mmproj.internvl, None),
     "eagle3": (eagle3, tiny_mmproj.internvl, None),
     "dflash": (blocks(0), tiny_mmproj.internvl, None),
     "assistant": (assistant, tiny_mmproj.internvl, None),
-    "qwen35": (inside(tinymtp.qwen35, (0.0, 0.0, 0.0, 1.0)), tiny_mmproj.qwen2vl, None),
+    "qwen35": (inside(tinymtp.qwen35, (0.0, 0.0, 0.0, 1.0)), tiny_mmproj.qwen3vl, None),
 }
 EXACT: dict[str, Any] = {"cache_type_k": "f32", "cache_type_v": "f32", "flash_attn": "off", "n_threads": 1}
 

@@ -22,11 +22,17 @@ class Bytes:
         return self.data[offset : offset + n]
 
 
+NEEDED = tuple(
+    Tensor(f"v.{name}.weight", (1, 1), 1)
+    for name in ("position_embd", "blk.0.attn_q", "blk.0.attn_k", "blk.0.attn_v")
+)
+
+
 def projector(kind: str, tensors: tuple[Tensor, ...] = (), max_tokens: int = 0, **vision: int) -> Projector:
-    sizes = {"patch_size": 14, "image_size": 896, "embedding_length": 1152} | vision
+    sizes = {"patch_size": 14, "image_size": 896, "embedding_length": 1152, "block_count": 1} | vision
     keys = {"general.architecture": "clip", "clip.has_vision_encoder": True, "clip.projector_type": kind}
     keys |= {f"clip.vision.{key}": value for key, value in sizes.items()}
-    return read_projector(read_source(Bytes(GGUF(keys, tensors).build())), max_tokens)
+    return read_projector(read_source(Bytes(GGUF(keys, (*tensors, *NEEDED)).build())), max_tokens)
 
 
 def test_an_image_of_gemma_3_is_computed_at_once() -> None:
@@ -65,8 +71,8 @@ def test_sizes_that_are_not_possible_are_refused(vision: dict[str, int]) -> None
 
 
 def test_a_model_is_no_projector_and_a_projector_no_model(tmp_path: Path) -> None:
-    model = read_header(tinygguf.llama(tmp_path / "model.gguf"))
-    with pytest.raises(UsageError, match=r"is not a projector \(mmproj\): its architecture is 'llama'"):
+    model = read_header(tinygguf.gemma3(tmp_path / "model.gguf"))
+    with pytest.raises(UsageError, match=r"is not a projector \(mmproj\): its architecture is 'gemma3'"):
         read_projector(model)
     header = read_header(tiny_mmproj.gemma3(tmp_path / "mmproj.gguf"))
     with pytest.raises(
@@ -82,6 +88,36 @@ def test_the_projector_of_another_model_is_refused_by_its_width(tmp_path: Path) 
     other = read_projector(read_header(tiny_mmproj.gemma3(tmp_path / "mmproj.gguf", n_embd=64)))
     with pytest.raises(UsageError, match=r"rows of 64 numbers, and .* reads rows of 48"):
         check_fits(other, model)
+
+
+@pytest.mark.parametrize(
+    ("kind", "architecture", "fits"),
+    [
+        ("gemma3", "llama", False),
+        ("qwen2.5vl_merger", "llama", False),
+        ("qwen2vl_merger", "llama", True),  # Sarashina 2.2 Vision
+        ("qwen2vl_merger", "qwen3vl", False),
+        ("internvl", "qwen2vl", False),
+        ("internvl", "qwen35", True),
+        ("pixtral", "gemma3", True),  # nothing says that it is not
+    ],
+)
+def test_the_projector_of_another_family_is_refused_where_that_is_certain(
+    kind: str, architecture: str, fits: bool
+) -> None:
+    target = read_source(Bytes(GGUF({"general.architecture": architecture, "general.name": "m"}).build()))
+    if fits:
+        check_fits(projector(kind), target)
+        return
+    with pytest.raises(UsageError, match=f"of type {kind}, which is not for {architecture} models such as m"):
+        check_fits(projector(kind), target)
+
+
+def test_a_tensor_without_which_libmtmd_would_crash() -> None:
+    with pytest.raises(GGUFError, match=r"4 tensors: mm\.2\.weight or mm\.3\.bias is not among them"):
+        projector("mlp")
+    with pytest.raises(GGUFError, match=r"v\.blk\.1\.attn_q\.weight is not among them"):
+        projector("gemma4v", block_count=2)
 
 
 def test_sound_is_no_image() -> None:

@@ -134,7 +134,7 @@ def settings(model: Path, **more: str) -> LoadSettings:
 
 
 def test_the_projector_next_to_a_model_is_used(tmp_path: Path, library: Library) -> None:
-    model = tinygguf.llama(tmp_path / "x-Q4_0.gguf")
+    model = tinygguf.gemma3(tmp_path / "x-Q4_0.gguf")
     projector = tiny_mmproj.gemma3(tmp_path / "mmproj-x-F16.gguf")
     made = prepare_if_on_disk(library, settings(model))
     assert made is not None

@@ -157,7 +157,7 @@ def test_a_head_in_a_file_of_its_own_replaces_the_one_inside(tmp_path: Path) -> 
 
 
 def test_a_projector_that_nobody_named_is_left_out_if_it_does_not_fit(tmp_path: Path) -> None:
-    path, mmproj = tinygguf.llama(tmp_path / "m.gguf"), tiny_mmproj.gemma3(tmp_path / "mmproj-m.gguf")
+    path, mmproj = tinygguf.gemma3(tmp_path / "m.gguf"), tiny_mmproj.gemma3(tmp_path / "mmproj-m.gguf")
     target = ModelSettings(path=str(path), n_ctx=512)
     settings = LoadSettings(target=target, mmproj=str(mmproj), mmproj_found=True)
     load = prepare_load(settings, None)

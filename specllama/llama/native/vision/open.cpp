@@ -3,28 +3,34 @@
 // is built, in this thread, that is an exception instead.
 #include "mtmd.h"
 
+thread_local bool specllama_calling = false;
+
 namespace {
 
-thread_local bool calling = false;
+ggml_abort_callback_t before = nullptr;
 
 void throw_if_calling(const char * message) {
-    if (calling) {
+    if (specllama_calling) {
         throw std::runtime_error(message);
     }
-    fprintf(stderr, "%s\n", message);  // as ggml does without this function
+    if (before) {
+        before(message);
+    } else {
+        fprintf(stderr, "%s\n", message);  // as ggml does without this function
+    }
 }
 
 template <typename call> auto guarded(call && made, decltype(made()) failure) {
-    const auto before = ggml_set_abort_callback(throw_if_calling);
-    auto       result = failure;
-    calling           = true;
+    // Once for all calls: another thread may be in one when this one ends.
+    static const bool set = (before = ggml_set_abort_callback(throw_if_calling), true);
+    auto              result = failure;
+    specllama_calling        = true;
     try {
         result = made();
     } catch (const std::exception & error) {
         LOG_ERR("%s\n", error.what());
     }
-    calling = false;
-    ggml_set_abort_callback(before);
+    specllama_calling = false;
     return result;
 }
 

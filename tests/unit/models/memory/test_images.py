@@ -27,6 +27,7 @@ def projector(kind: str, n_embd: int, n_ff: int, patch: int, max_tokens: int = 0
     keys |= {f"clip.vision.{key}": value for key, value in (sizes | vision).items()}
     keys |= {"clip.projector_type": kind, "clip.vision.attention.head_count": 16}
     shapes = {"mm.input_projection.weight": (2560, n_embd), "mm.2.bias": (3584,), "v.patch_embd.weight": (1,)}
+    shapes["v.position_embd.weight"] = (1,)
     if kind != "gemma3":
         shapes["v.blk.0.ffn_gate.weight"] = (n_embd, n_ff)
     tensors = tuple(TensorInfo(name, shape, "F32", 4, 0) for name, shape in shapes.items())
