@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from specllama.errors import GGUFError, UsageError
-from specllama.gguf.check import check_projector
+from specllama.gguf.check import check_numbers, check_projector
 from specllama.gguf.header import Header
 from specllama.regular_file import table_of
 
@@ -22,6 +22,8 @@ _BY_TENSOR, _MERGE, _ROWS, _OF = (
 _AT_ONCE, _CAUSAL = frozenset(_TABLE["at_once"]["kinds"].split()), _TABLE["at_once"]["causal"]
 _FOLDED, _ROTATED, _SEEING = (frozenset(_TABLE[key].split()) for key in ("folded", "rotated", "seeing"))
 _MAX_SIDE = 8192  # pixels: libmtmd refuses more
+# Of an image, with which libmtmd would compute for hours.
+_MOST = {"preproc_image_size": _MAX_SIDE, "image_max_pixels": _MAX_SIDE**2, "preproc_max_tiles": 256}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,20 +58,24 @@ class Projector:
 
 def read_projector(header: Header, max_tokens: int = 0) -> Projector:
     """The vision part of a projector. max_tokens: of an image, 0 for its own limit. Raises UsageError for a
-    file that is none, GGUFError for sizes that are not possible and for a tensor without which libmtmd would
+    file that is none, GGUFError for numbers that are not possible and for a tensor without which libmtmd would
     end the process.
     """
     check_projector(header)
+    check_numbers(header)
     kind = header.text("clip.projector_type") or header.text("clip.vision.projector_type")
     if lacking := next(_lacking(header, kind), ""):
         problem = f"{header.path}: {len(header.tensors)} tensors: {lacking} is not among them"
         raise GGUFError(problem, "Get the projector again, or another one.")
     patch, side = _size(header, "patch_size"), _size(header, "image_size", 0)
+    _size(header, "attention.head_count", 0, max(0, header.integer("clip.vision.embedding_length") // 4))
+    for key, most in _MOST.items():
+        _size(header, key, 0, most)
     merge = _size(header, "projector.scale_factor", 0) or _size(header, "spatial_merge_size", 0)
     merge = merge or int(_MERGE.get(kind, 1))
     area = (patch * merge) ** 2
     pixels = header.integer("clip.vision.image_max_pixels")
-    n_rows = int(_ROWS.get(kind, 0)) or max(0, pixels) // area
+    n_rows = int(_ROWS.get(kind, 0)) or pixels // area
     if n_rows:
         n_rows = max_tokens or n_rows
         n_patches = n_rows * (1 if kind in _FOLDED else merge**2)
@@ -95,11 +101,11 @@ def check_fits(projector: Projector, target: Header) -> None:
         )
 
 
-def _size(header: Header, key: str, least: int = 1) -> int:
-    """A size of the encoder, at least `least`. Raises GGUFError for one that is not possible."""
+def _size(header: Header, key: str, least: int = 1, most: int = _MAX_SIDE) -> int:
+    """A size of the encoder. Raises GGUFError for one that is not possible."""
     value = header.integer(f"clip.vision.{key}")
-    if not least <= value <= _MAX_SIDE:
-        header.fail(f"clip.vision.{key}", f"{value} is not in {least} to {_MAX_SIDE}")
+    if not least <= value <= most:
+        header.fail(f"clip.vision.{key}", f"{value} is not in {least} to {most}")
     return value
 
 

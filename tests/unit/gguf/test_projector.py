@@ -64,7 +64,13 @@ def test_of_an_unknown_kind_the_width_is_not_known() -> None:
     assert projector("no_such").width == 0
 
 
-@pytest.mark.parametrize("vision", [{"patch_size": 0}, {"image_size": 100_000}, {"patch_size": 10_000}])
+@pytest.mark.parametrize(
+    "vision",
+    [
+        {"patch_size": 0}, {"image_size": 100_000}, {"patch_size": 10_000}, {"attention.head_count": 300},
+        {"preproc_image_size": 1 << 20}, {"image_max_pixels": 1 << 30}, {"preproc_max_tiles": 1 << 20},
+    ],
+)  # fmt: skip
 def test_sizes_that_are_not_possible_are_refused(vision: dict[str, int]) -> None:
     with pytest.raises(GGUFError, match=f"clip.vision.{next(iter(vision))} at byte"):
         projector("gemma3", **vision)
@@ -111,6 +117,13 @@ def test_the_projector_of_another_family_is_refused_where_that_is_certain(
         return
     with pytest.raises(UsageError, match=f"of type {kind}, which is not for {architecture} models such as m"):
         check_fits(projector(kind), target)
+
+
+def test_a_number_with_which_ggml_would_end_the_process() -> None:
+    keys = {"general.architecture": "clip", "clip.has_vision_encoder": True}
+    epsilon = {"clip.vision.attention.layer_norm_epsilon": -1e-6}
+    with pytest.raises(GGUFError, match=r"layer_norm_epsilon at byte .*: -.* is not in 0 to 1"):
+        read_projector(read_source(Bytes(GGUF(keys | epsilon).build())))
 
 
 def test_a_tensor_without_which_libmtmd_would_crash() -> None:

@@ -20,11 +20,13 @@ void throw_if_calling(const char * message) {
     }
 }
 
+// Once for all calls: another thread may be in one when this one ends.
+void set_callback() { static const bool set = (before = ggml_set_abort_callback(throw_if_calling), true); }
+
 template <typename call> auto guarded(call && made, decltype(made()) failure) {
-    // Once for all calls: another thread may be in one when this one ends.
-    static const bool set = (before = ggml_set_abort_callback(throw_if_calling), true);
-    auto              result = failure;
-    specllama_calling        = true;
+    set_callback();
+    auto result       = failure;
+    specllama_calling = true;
     try {
         result = made();
     } catch (const std::exception & error) {
