@@ -58,8 +58,8 @@ class Projector:
 
 def read_projector(header: Header, max_tokens: int = 0) -> Projector:
     """The vision part of a projector. max_tokens: of an image, 0 for its own limit. Raises UsageError for a
-    file that is none, GGUFError for numbers that are not possible and for a tensor without which libmtmd would
-    end the process.
+    file that is none, GGUFError for numbers that are not possible and where a tensor is missing without which
+    libmtmd would end the process.
     """
     check_projector(header)
     check_numbers(header)
