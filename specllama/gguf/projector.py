@@ -76,6 +76,8 @@ def read_projector(header: Header, max_tokens: int = 0) -> Projector:
     area = (patch * merge) ** 2
     pixels = header.integer("clip.vision.image_max_pixels")
     n_rows = int(_ROWS.get(kind, 0)) or pixels // area
+    if n_rows * area > _MAX_SIDE**2:
+        header.fail("clip.vision.patch_size", f"{patch} makes images of {n_rows * area} pixels")
     if n_rows:
         n_rows = max_tokens or n_rows
         n_patches = n_rows * (1 if kind in _FOLDED else merge**2)

@@ -119,6 +119,11 @@ def test_the_projector_of_another_family_is_refused_where_that_is_certain(
         check_fits(projector(kind), target)
 
 
+def test_a_patch_with_which_an_image_would_not_fit_into_memory() -> None:
+    with pytest.raises(GGUFError, match=r"patch_size at byte .*: 127 makes images of 264257536 pixels"):
+        projector("qwen2vl_merger", patch_size=127)
+
+
 def test_a_number_with_which_ggml_would_end_the_process() -> None:
     keys = {"general.architecture": "clip", "clip.has_vision_encoder": True}
     epsilon = {"clip.vision.attention.layer_norm_epsilon": -1e-6}
