@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 COMMANDS = ("run", "chat", "serve")
 _OPTIONAL = {"-co": ("on", "off", "auto"), "--color": ("on", "off", "auto")}  # values that may be missing
-_NEGATIVE = re.compile(r"-[0-9.]+")
+_FLAG = re.compile(r"-(?![0-9.]+$)")  # a negative number is none
 _OF_CHAT = ("-cnv", "--conversation", "-i", "--interactive", "-if", "--interactive-first")
 
 
@@ -63,7 +63,8 @@ def without_them(arguments: Sequence[str], options: Iterable[Option]) -> tuple[l
                 continue
             kept.append(argument)
             if option.kind is not bool:
-                _check_value(argument, option, rest)
+                if option.values and (not rest or _FLAG.match(rest[0])):
+                    raise UsageError(f"{argument} needs a value: {option.values}")
                 kept += rest[:1]
                 del rest[:1]
         elif argument[:1] != "-":
@@ -83,9 +84,3 @@ def without_them(arguments: Sequence[str], options: Iterable[Option]) -> tuple[l
             hint = "a command has one; a server loads others by name: specllama models add NAME FILE, or "
             raise UsageError(f"{flag} is given {n_given} times", f"{hint}--models-dir FOLDER")
     return [*kept, *rest], dropped
-
-
-def _check_value(flag: str, option: Option, rest: Sequence[str]) -> None:
-    """Raises UsageError for a flag without its value, one of some words; a negative number is a value."""
-    if option.values and (not rest or (rest[0].startswith("-") and not _NEGATIVE.fullmatch(rest[0]))):
-        raise UsageError(f"{flag} needs a value: {option.values}")

@@ -32,7 +32,6 @@ from specllama.client.model_info import LoadInfo
 from specllama.client.stream import GenerationResult
 from specllama.config import build, defaults
 from specllama.config.forms import unescaped
-from specllama.config.load import LoadSettings
 from specllama.config.text_file import STDIN, read_text, standard_input, without_last_newline
 from specllama.core.gain import PlainRate, compared_rate
 from specllama.errors import UsageError
@@ -121,7 +120,8 @@ def run(given: Mapping[str, Any]) -> int:
     if "prediction" in values:
         request = replace(request, prediction=read_text(values["prediction"], "prediction"))
     values["no_memory"] = True  # one request has no earlier ones
-    settings = prepared(_loaded(values), values)  # last: it may download
+    wanted = build.load_settings(values, kept_seconds=defaults.KEPT_SECONDS_OF_RUN)
+    settings = prepared(wanted, values)  # last: it may download
     check_reads_images(images, bool(settings.projector), settings.target.path)
     as_json, log = values.get("json", False), log_file(values)
     verbose = values.get("verbose", False) or log is not None
@@ -157,10 +157,6 @@ def run(given: Mapping[str, Any]) -> int:
     if error is not None:
         raise error
     return INTERRUPTED if interrupted else 0
-
-
-def _loaded(values: Mapping[str, Any]) -> LoadSettings:
-    return build.load_settings(values, kept_seconds=defaults.KEPT_SECONDS_OF_RUN)
 
 
 def _request(

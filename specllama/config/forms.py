@@ -61,18 +61,15 @@ def unescaped(text: str, name: str) -> str:
     )
     if b"\0" in processed:
         raise problem
+    errors = "surrogateescape" if any("\ud800" <= c <= "\udfff" for c in text) else "strict"
     try:
-        return processed.decode("utf-8", "strict" if _is_text(text) else "surrogateescape")
+        return processed.decode("utf-8", errors)
     except UnicodeDecodeError:
         raise problem from None
 
 
 def _character(match: re.Match[bytes]) -> bytes:
     return bytes.fromhex(match[1].decode()) if match[1] else _CHARACTERS.get(match[2], match[2])
-
-
-def _is_text(text: str) -> bool:
-    return not any("\ud800" <= c <= "\udfff" for c in text)
 
 
 AUTO, ALL_LAYERS = -1, -2  # n_gpu_layers: all that fit, all; cache_disk, cache_ram: decided by what is free

@@ -7,7 +7,7 @@ cli/typer_options.py turns options into flags.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from specllama.config import defaults
@@ -54,13 +54,6 @@ CHATTING = _table("chat") + _table("chats", stored=True)
 _EMBEDDINGS = [replace(o, completes=o.completes or POOLINGS) for o in _table("embeddings", stored=True)]
 SERVING = _loading("Server") + _table("serve", stored=True) + _EMBEDDINGS
 _VLLM = {"draft_model": "--speculative-model", "draft_max": "--num-speculative-tokens"}
-
-
-def _with_vllm_flags(options: Iterable[Option]) -> list[Option]:
-    """The options with vLLM's spellings added, for servers."""
-    return [replace(o, flags=(*o.flags, _VLLM[o.name])) if o.name in _VLLM else o for o in options]
-
-
 _BARE = [o for o in SAMPLING if o.stored]  # of a server: schemas and grammars are given by its clients
 RUN = [*PROMPT, *ESCAPES, *TEMPLATE, *MODELS, *IMAGES, *SAMPLING, *DRAFTING, *HARDWARE, *CACHE, *OUTPUT]
 CHAT = [*CHATTING, *ESCAPES, *TEMPLATE, *MODELS, *IMAGES, *SAMPLING, *DRAFTING, *HARDWARE, *CACHE, *LOG]
@@ -69,7 +62,10 @@ SERVE = [
     *PAGE,
     *ESCAPES,
     *TEMPLATE,
-    *_with_vllm_flags([*MODELS, *IMAGES, *_BARE, *DRAFTING, *HARDWARE, *CACHE]),
+    *(
+        replace(o, flags=(*o.flags, _VLLM[o.name])) if o.name in _VLLM else o
+        for o in (*MODELS, *IMAGES, *_BARE, *DRAFTING, *HARDWARE, *CACHE)
+    ),
     *LOG,
 ]
 EMBED = [

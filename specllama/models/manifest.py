@@ -278,7 +278,11 @@ def load(environ: Mapping[str, str] | None = None, cwd: Path | None = None) -> M
         pairs |= file.pairs()
         files, folders = file.files(), file.folders()
     taken = {name.lower() for name in files}
-    entries = {name: _without(entry, taken) for name, entry in entries.items() if name.lower() not in taken}
+    entries = {
+        name: replace(entry, aliases=tuple(a for a in entry.aliases if a.lower() not in taken))
+        for name, entry in entries.items()
+        if name.lower() not in taken
+    }
     cwd = cwd or working_directory()
     project = project_file(environ, cwd) if cwd is not None else None
     if project is not None:
@@ -303,11 +307,6 @@ def load(environ: Mapping[str, str] | None = None, cwd: Path | None = None) -> M
         assert target is not None
         known[target.name] = pair
     return Manifest(entries, known, user, project.toml.path if project is not None else None, files, folders)
-
-
-def _without(entry: ManifestEntry, taken: Collection[str]) -> ManifestEntry:
-    """The entry without the aliases that files of the user's own have."""
-    return replace(entry, aliases=tuple(a for a in entry.aliases if a.lower() not in taken))
 
 
 def _overridden(

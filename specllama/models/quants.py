@@ -195,7 +195,8 @@ def choose(
         matches = _by_tag(models, tag)
         if not matches:
             kind = "file" if tag.lower().endswith(".gguf") else "quantisation"
-            raise NotFoundError(f"{where} has no {kind} {shown(tag)}", f"there are: {_listed(models)}")
+            there = _enumerated(list(dict.fromkeys(m.quant or m.first for m in models)))
+            raise NotFoundError(f"{where} has no {kind} {shown(tag)}", f"there are: {there}")
     else:
         least = min(_rank(m.quant) for m in models)
         nearest = [m for m in models if _rank(m.quant) == least]
@@ -231,10 +232,6 @@ def _rank(quant: str) -> tuple[int, ...]:
     suffix = next((i for i, s in enumerate(_USUAL_SUFFIXES) if quant.endswith(s)), len(_USUAL_SUFFIXES))
     plain = not quant.startswith("UD-")
     return abs(bits - _USUAL_BITS), bits < _USUAL_BITS, suffix, "IQ" in quant, not plain, not quant
-
-
-def _listed(models: Sequence[ModelFiles]) -> str:
-    return _enumerated(list(dict.fromkeys(m.quant or m.first for m in models)))
 
 
 def _enumerated(names: Sequence[str]) -> str:

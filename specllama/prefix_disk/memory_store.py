@@ -45,11 +45,6 @@ def _digest(secret: bytes, name: str, data: bytes) -> bytes:
     return hashlib.blake2b(name.encode() + data, digest_size=_DIGEST, key=secret).digest()
 
 
-def _packed(secret: bytes, name: str, model: str, ids: array[int]) -> bytes:
-    data = f"{wire.to_json(MemoryMeta(model[:200], len(ids)))}\n".encode() + ids.tobytes()
-    return _MAGIC + _digest(secret, name, data) + data
-
-
 def _read(directory: StateDirectory, name: str) -> tuple[MemoryMeta, array[int]] | None:
     """The content of a file, None for one that there is not or that cannot be used."""
     most = len(_MAGIC) + _DIGEST + _HEADER + 4 * MOST_IDS
@@ -171,7 +166,9 @@ class MemoryStore:
                 name = self._name(scope)
                 read = _read(directory, name)
                 kept = ((read[1] if read is not None else array("i")) + ids)[-MOST_IDS:]
-                packed = _packed(directory.secret, name, self._model, kept)
+                meta = MemoryMeta(self._model[:200], len(kept))
+                data = f"{wire.to_json(meta)}\n".encode() + kept.tobytes()
+                packed = _MAGIC + _digest(directory.secret, name, data) + data
                 write_whole(directory.path / name, packed, 0o600, sync=True)
             names = directory.sizes(MEMORY)
             if len(names) > MOST_FILES:

@@ -287,7 +287,9 @@ class ChatSaver:
             return
         try:
             if not conversation.turns and not conversation.dropped:
-                self._forget()
+                if self.path is not None and self._is_new and self._written:
+                    self.path.unlink(missing_ok=True)
+                    self._written, self.works = "", False
                 return
             if self.path is None:
                 self._begin(self.library, conversation)
@@ -309,12 +311,6 @@ class ChatSaver:
         name = library.unused(conversation.name or name_from(first.message), path)
         self._lock, self.path, self._is_new = held(path), path, True
         conversation.name = name
-
-    def _forget(self) -> None:
-        """Remove the file of a new conversation. Raises OSError."""
-        if self.path is not None and self._is_new and self._written:
-            self.path.unlink(missing_ok=True)
-            self._written, self.works = "", False
 
     def rename(self, conversation: Conversation, text: str) -> None:
         """Give the conversation another name, which is saved with it. Raises UsageError, ResourceError."""

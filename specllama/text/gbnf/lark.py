@@ -101,7 +101,8 @@ class Automata:
             after = 0
             for name in ending:
                 after |= followed_by[name]
-            for kind, positions in self._next(self._union(state), classes).items():
+            following = set().union(*(self._following[p] for p in state))
+            for kind, positions in self._next(following, classes).items():
                 if begin[kind] & after:
                     owners |= {self._owners[p] for p in positions}
                 new = frozenset(positions)
@@ -109,9 +110,6 @@ class Automata:
                     seen.add(new)
                     todo.add(new)
         return owners
-
-    def _union(self, state: Iterable[int]) -> set[int]:
-        return set().union(*(self._following[p] for p in state))
 
     def _next(self, positions: Iterable[int], classes: Mapping[Ranges, list[int]]) -> dict[int, list[int]]:
         """The positions at which each class of characters arrives."""
