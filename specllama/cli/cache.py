@@ -25,16 +25,6 @@ from specllama.prefix_disk.memory_store import listed_memories
 from specllama.text.terminal import printable
 from specllama.wording import counted
 
-EXAMPLES = """
-Examples:
-  specllama cache
-  specllama cache rm 3f2a9c01b7de 'Qwen3 8B Q4_K_M'
-  specllama cache clear
-
-A prompt on disk can be read back as text. It is kept for the model, the build and the settings that it was
-evaluated with, in files that only you may read, within --cache-disk; --cache-disk 0 keeps none. So are the
-latest answers of each key, to draft from after a restart ("answers"); --no-memory keeps none.
-"""
 _MEMORY = "memory"
 
 

@@ -14,17 +14,6 @@ from specllama.models.quants import size
 from specllama.text.terminal import printable
 from specllama.wording import counted
 
-EXAMPLES = """
-Examples:
-  specllama chats
-  specllama chat --continue 'What is a monad'
-  specllama chats rm 'What is a monad'
-  specllama chats clear
-
-A conversation is saved as it goes, as text, in a file that only you may read; chat --no-save saves none. What
-a model has computed from it is in specllama cache.
-"""
-
 
 def ls(given: Mapping[str, Any]) -> int:
     """Print the saved conversations, the newest first; returns 0. Raises ResourceError."""

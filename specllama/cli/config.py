@@ -13,16 +13,6 @@ from specllama.config import sources
 from specllama.config.places import working_directory
 from specllama.models import manifest
 
-EXAMPLES = """
-Examples:
-  specllama config
-  specllama config path
-  $EDITOR "$(specllama config path)"
-
-A flag is taken before a variable SPECLLAMA_NAME, that before a project's specllama.toml, and that before your
-own file.
-"""
-
 
 def config(given: Mapping[str, Any]) -> int:
     """Print the files of settings and names, there or not, and the variables; returns 0. Raises ConfigError,

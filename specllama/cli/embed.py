@@ -18,13 +18,6 @@ from specllama.config.text_file import read_text, standard_input
 from specllama.errors import UsageError, option
 from specllama.json_types import JsonObject
 
-EXAMPLES = """
-Examples:
-  specllama embed -m nomic-embed-text-v1.5 'search_query: What is a cat?'
-  specllama embed -m embedder.gguf -f lines.txt --json > vectors.json
-  specllama embed -m bge-reranker-v2-m3 --query 'What is a cat?' 'An animal.' 'A town in France.'
-"""
-
 
 def embed(given: Mapping[str, Any]) -> int:
     """Print the vectors or scores; returns the exit code. Raises SpecllamaError."""

@@ -29,33 +29,6 @@ from specllama.models.quants import ModelFiles, size
 from specllama.models.resolve import Library
 from specllama.text.terminal import printable
 
-EXAMPLES = """
-Examples:
-  specllama models
-  specllama models show 8B
-  specllama models rm 8B:Q8_0 user/repo
-  specllama models rm user/repo --all
-
-Each model has one name, which `models` lists. A repository's name alone removes its only model here, and its
-unfinished downloads; with --all all of its models. Of a file of your own the name is removed, not the file.
-"""
-EXAMPLES_OF_ADD = """
-Examples:
-  specllama models add mine ~/models/main.gguf
-  specllama run -m mine -p "What does os.walk do?"
-
-The name is for all commands, the server and Python. It is written into your models.toml (specllama config
-says where that is), which can also name whole folders: folders = ["~/models"]. specllama models rm mine
-removes the name again; the file stays.
-"""
-EXAMPLES_OF_VERIFY = """
-Examples:
-  specllama models verify
-  specllama models verify 8B:Q8_0
-
-Ends with exit code 6 where a file is not what the hub says it is.
-"""
-
 
 class Installed(NamedTuple):
     """A model in the cache. header: of its first part, None where it cannot be read."""

@@ -143,15 +143,6 @@ class Row(NamedTuple):
     text: str = ""
 
 
-EXAMPLES = """
-Examples:
-  specllama models show 8B
-  specllama models show ~/models/main.gguf
-  specllama models show user/repo:Q4_K_M --json
-
-Reads headers only, of a model that is not on this disk by Range requests. Drafts are looked for among the
-models on this disk, next to the file, and among the known names.
-"""
 AUTO = "auto"  # what -md takes where it is not given
 _LABEL = 10  # columns
 _MOST_BESIDE = 50  # files next to the model whose headers are read

@@ -165,18 +165,6 @@ def _not_measured(target: Header, draft: Header) -> str:
     return f"{text}; by its size alone more than {100 * ratio:.0f} % of its tokens must be right"
 
 
-EXAMPLES = """
-Examples:
-  specllama pair-check main.gguf draft.gguf
-  specllama pair-check 8B 1B
-  specllama pair-check -m 8B -md auto           # the draft that run uses with it
-  specllama pair-check user/repo:Q4_K_M hf:user/other-repo --json
-  specllama pair-check main.gguf eagle3.gguf    # a head for this model
-  specllama pair-check model-mtp.gguf           # the head inside the model
-
-Reads the headers only, on the hub too. The exit code is 0 if the draft can be used, 7 if it cannot; with
---draft-vocab auto a draft of another vocabulary can be used where its tokens can be translated.
-"""
 MAX_SHOWN = 20  # differing ids of a compatible pair
 MAX_SHOWN_REFUSED = 5  # of an incompatible one, where there can be thousands
 

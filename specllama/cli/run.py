@@ -97,16 +97,6 @@ def _piped(has_prompt: bool) -> list[str]:
     return [] if has_prompt and not text.strip() else [text]
 
 
-EXAMPLES = """
-Examples:
-  specllama run -p 'What does shutil.copytree do?'
-  specllama run -m 8B -md 1B -p 'Who was the first prime minister of Britain?'
-  specllama run -m main.gguf -md draft.gguf -n 128 --temp 0 -f prompt.txt
-  specllama run -m vision.gguf --image photo.jpg -p 'What is on this image?'
-  git diff | specllama run -m main.gguf -sys 'Summarise this diff.' --json
-"""
-
-
 def run(given: Mapping[str, Any]) -> int:
     """Generate and print the answer; returns the exit code. Raises SpecllamaError."""
     values = resolved(given)

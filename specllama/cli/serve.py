@@ -66,18 +66,6 @@ def note_keys(given: Mapping[str, Any]) -> None:
             )
 
 
-EXAMPLES = """
-Examples:
-  specllama serve -m main.gguf -md draft.gguf -c 8192 --alias local
-  specllama serve --model main.gguf --speculative-model draft.gguf --num-speculative-tokens 8
-  specllama serve -m main.gguf --host 0.0.0.0 --port 8087 --api-key-file keys.txt
-  specllama serve -m main.gguf --embeddings nomic-embed-text-v1.5
-  specllama serve --open
-  specllama serve -m main.gguf --host unix:/run/user/1000/specllama.sock
-  curl http://127.0.0.1:8080/v1/chat/completions -d '{"messages": [{"role": "user", "content": "Hello"}]}'
-"""
-
-
 # Fields of ServerSettings, and the options whose values they are.
 _SETTINGS = {
     **{name: name for name in ("host", "port", "share_cache", "spm_infill", "queue", "log_prompts")},

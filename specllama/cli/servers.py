@@ -20,13 +20,6 @@ from specllama.server.running import RunningServer, running, runs
 from specllama.text.terminal import printable
 from specllama.wording import counted
 
-EXAMPLES = """
-Examples:
-  specllama ps
-  specllama stop                # the only server that runs
-  specllama stop 8080           # by its port, address, process or model
-  specllama stop --all --now
-"""
 _SOON_SECONDS = 1.0  # after which it is said what is waited for
 _MARGIN_SECONDS = 10.0  # of work, for a server to end after its requests have
 

@@ -23,17 +23,6 @@ from specllama.models.quants import size
 from specllama.models.trim import seen_tokens
 from specllama.text.terminal import printable
 
-EXAMPLES = """
-Examples:
-  specllama trim draft.gguf small.gguf
-  specllama trim draft.gguf small.gguf --keep 2000 --texts notes.md --texts code.py
-  specllama trim mtp-head.gguf small-head.gguf --type q4_0
-  specllama trim model-with-head.gguf small-head.gguf --head
-  specllama run -m main.gguf -md small.gguf -p '...'
-
-The texts that come out are those of the model, with any draft. --texts and --seen name what is said here;
-without them the tokens that the tokenizer learnt first are kept.
-"""
 SCHEMA = "specllama.trim/1"
 MAX_TEXT_BYTES = 64 << 20  # of one file
 

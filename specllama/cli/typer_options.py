@@ -1,7 +1,7 @@
 """From tables of options to Typer commands. Knows Typer, and no command.
 
-A command's file is imported when it runs, or when its examples are shown. Its table of options is read when
-it is called, so that `specllama --help` and a shell's completion stay quick.
+A command's file is imported when it runs. Its table of options is read when it is called, so that
+`specllama --help` and a shell's completion stay quick.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import typer.main
 
 from specllama.cli import console
 from specllama.cli.formatting import wrapped
+from specllama.regular_file import table_of
 
 if TYPE_CHECKING:
     from specllama.option import Option
@@ -35,7 +36,7 @@ class CommandEntry:
     """A command of the program.
 
     code: "module:function" within specllama.cli; the function takes the given options, name to value, and
-    returns the exit code; EXAMPLES_OF_FUNCTION or EXAMPLES of the module end the help. options:
+    returns the exit code; its text in examples.toml, or that of the module, ends the help. options:
     "module:TABLE" within specllama. often: names of the options that come first in the help, as a group.
     """
 
@@ -60,10 +61,8 @@ class CommandEntry:
 
     def examples(self) -> str:
         """Its example command lines, "" without any."""
-        name, _, function = self.code.partition(":")
-        module = importlib.import_module(f"specllama.cli.{name}")
-        own = getattr(module, f"EXAMPLES_OF_{function.upper()}", None)
-        return str(own or getattr(module, "EXAMPLES", ""))
+        texts = table_of(__file__, "examples.toml")
+        return str(texts.get(self.code) or texts.get(self.code.partition(":")[0], "")).strip("\n")
 
 
 class _Reader:
@@ -249,7 +248,7 @@ def format_groups(command: Any, ctx: Any, formatter: Any) -> None:
 
 def format_examples(entry: CommandEntry, formatter: Any) -> None:
     """Write the examples of a command: indented lines as they are, to be copied, others as paragraphs."""
-    lines = entry.examples().strip("\n").splitlines()
+    lines = entry.examples().splitlines()
     if lines:
         formatter.write_paragraph()
     for verbatim, group in itertools.groupby(lines, lambda line: line[:1] in ("", " ")):

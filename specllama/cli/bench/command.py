@@ -33,17 +33,6 @@ from specllama.other_work import OtherWork, is_disturbed, usage
 from specllama.text.prompt_parts import reasoning_variables
 from specllama.wording import counted
 
-EXAMPLES = """
-Examples:
-  specllama bench --runs 1
-  specllama bench -m main.gguf -md draft.gguf --workloads edit,json --report bench.html
-  specllama bench -m main.gguf -md draft.gguf --prompts mine.json -n 128 --json > bench.json
-  specllama bench -m main.gguf -md none --text edited.py -n 500
-  specllama bench --server http://127.0.0.1:8080 --concurrency 1,4,8 --report serving.html
-
-Ctrl-C shows what has been measured by then.
-"""
-
 
 @dataclass(slots=True)
 class BenchResults(PartialResults):

@@ -31,14 +31,6 @@ from specllama.text.prompt_parts import reasoning_variables
 from specllama.text.terminal import visible
 from specllama.wording import counted
 
-EXAMPLES = """
-Examples:
-  specllama chat
-  specllama chat -m main.gguf -md draft.gguf --show-draft
-  specllama chat --tools tools.json
-  specllama chat --continue
-"""
-
 
 def chat(given: Mapping[str, Any]) -> int:
     """Converse until the user leaves; returns the exit code. Raises SpecllamaError."""

@@ -21,12 +21,6 @@ from specllama.wording import counted
 if TYPE_CHECKING:
     from specllama.cli.doctor.files import Problem
 
-EXAMPLES = """
-Examples:
-  specllama doctor              # does it work, is a GPU used, are texts exact, do drafts pay
-  specllama doctor --all
-  specllama doctor --rpc 192.168.1.20:50052 --json
-"""
 SCHEMA = "specllama.doctor/1"
 _LABEL, _SHORT_LABEL = 16, 8  # columns
 _MODELS = 3  # in the verdict

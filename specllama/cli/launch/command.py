@@ -27,13 +27,6 @@ from specllama.processor_time import exits
 from specllama.regular_file import read_regular
 from specllama.text.terminal import printable
 
-EXAMPLES = """
-Examples:
-  specllama launch claude -m main.gguf
-  specllama launch codex -m main.gguf -c 65536 -- exec "What does this repository do?"
-  specllama launch llm -- "What does shutil.copytree do?"
-  specllama launch opencode --print
-"""
 _END_SECONDS = 5.0  # of work
 _OF_LAUNCH = ("client", "arguments", "print_only", "url", "force", "debug", "verbose")
 _OF_ANY_SERVER = (*_OF_LAUNCH, "model", "host", "port", *KEYS)

@@ -34,14 +34,6 @@ from specllama.pair.overlap import check_translated, overlap
 from specllama.text.prompt_parts import reasoning_variables
 from specllama.text.terminal import printable
 
-EXAMPLES = """
-Examples:
-  specllama tune
-  specllama tune -m main.gguf -md small.gguf -md smaller.gguf
-  specllama tune -m main.gguf -md draft.gguf --prompts mine.json --json > tune.json
-
-Ctrl-C stores and shows what has been measured by then.
-"""
 SCHEMA = "specllama.tune/1"
 # tune sets these itself: it measures with all drafters, at all lengths.
 _OWN_OPTIONS = ("draft_model", "draft_max", "draft_min", "draft_p_min", "exact", "no_calibrate")
