@@ -121,9 +121,7 @@ def open_model(
     try:
         return _opened(model, fitted, header, target, target_model, shared, *size), ""
     except (ResourceError, DecodeError) as error:
-        problem = f"the draft cannot be used: {error.args[0]}"
-        send(protocol.Notice(problem))
-        return None, problem
+        return None, _left_out("draft", error.args[0], send)
 
 
 def _opened(
@@ -252,7 +250,7 @@ def open_head(
     if not problem and head.kind.drafts_blocks and head.mask_id is None:
         problem = "its file does not name the mask token"
     if problem:
-        return None, _left_out(problem, send)
+        return None, _left_out("head", problem, send)
     fitted, model = fitted_to(own, planned.n_gpu_layers), None
     if head.own_file:
         read_d2t(head)
@@ -282,7 +280,7 @@ def open_head(
             context.close()
         if model is not None:
             model.close()
-        return None, _left_out(str(error.args[0] if error.args else error), send)
+        return None, _left_out("head", str(error.args[0] if error.args else error), send)
     target.features = features
     return LoadedHead(fitted, head, features, context, model, _with_all_ids(context, head, of)), ""
 
@@ -319,8 +317,8 @@ def _block_context(
     return context
 
 
-def _left_out(reason: str, send: protocol.Send) -> str:
-    problem = f"the head cannot be used: {reason}"
+def _left_out(what: str, reason: str, send: protocol.Send) -> str:
+    problem = f"the {what} cannot be used: {reason}"
     send(protocol.Notice(problem))
     return problem
 

@@ -375,7 +375,7 @@ class RequestIntake:
             return
         self.prompts.check(message)
         work = partial(self._prepare, message, params, received)
-        self._in_thread(self._preparer, self._post, ids, size, work, self._prepared)
+        self._in_thread(self._preparer, self._post, ids, size, work, self._queue)
 
     def _in_thread(
         self,
@@ -384,15 +384,17 @@ class RequestIntake:
         ids: set[int],
         size: int,
         work: Callable[[], _Result],
-        then: Callable[[_Result | SpecllamaError, set[int]], None],
+        then: Callable[[_Result, set[int]], None],
     ) -> None:
-        """Do the work on some ids in another thread, what follows in the engine's. then: gets the result or
-        the error, and the ids that were not cancelled meanwhile; what it raises is sent to these.
+        """Do the work on some ids in another thread, what follows in the engine's. then: gets the result and
+        the ids that were not cancelled meanwhile; errors of both are sent to these.
         """
 
         def done(job: Job, result: _Result | SpecllamaError) -> None:
             thread.release(job)
             try:
+                if isinstance(result, SpecllamaError):
+                    raise result
                 then(result, job.open)
             except SpecllamaError as error:
                 refuse(self._send, error, *job.open)
@@ -485,11 +487,6 @@ class RequestIntake:
             mask,
         )
 
-    def _prepared(self, made: Prepared | SpecllamaError, ids: set[int]) -> None:
-        if isinstance(made, SpecllamaError):
-            raise made
-        self._queue(made, ids)
-
     def _queue(self, made: Prepared, ids: set[int]) -> None:
         """Submit the answers with these ids, with what the disk has of the prompt if it can be read."""
         persister, message = self.persister, made.message
@@ -502,12 +499,15 @@ class RequestIntake:
         elif self._post is None:
             self._submit(made, ids, persister.read(match))
         else:
-            size, read = match.state.meta.n_bytes, partial(persister.read, match)
+            reading, size = partial(persister.read, match), match.state.meta.n_bytes
 
-            def submit(text: CachedSequence | SpecllamaError | None, ids: set[int]) -> None:
-                self._submit(made, ids, text if isinstance(text, CachedSequence) else None)
+            def read() -> CachedSequence | None:
+                with contextlib.suppress(SpecllamaError):
+                    return attempt(reading)
+                return None
 
-            self._in_thread(self._reader, self._post, ids, size, read, submit)
+            submit = partial(self._submit, made)
+            self._in_thread(self._reader, self._post, ids, size, read, lambda text, ids: submit(ids, text))
 
     def _submit(self, made: Prepared, ids: set[int], stored: CachedSequence | None = None) -> None:
         """Submit the answers of a request to the engine. stored: a text that was read from the disk."""
@@ -571,13 +571,11 @@ class RequestIntake:
             for part in answer_query(question, self._loaded.model, self.prompts):
                 self._send(part)
 
-        def answered(error: SpecllamaError | None, _: set[int]) -> None:
-            if error is not None:
-                raise error
-
         if self._post is None or size <= LARGE:
             attempt(answer)
         elif self._preparer.held + size > _MAX_HELD:
             raise BusyError("too many large texts wait to be tokenised", "ask again later")
         else:
-            self._in_thread(self._preparer, lambda done: done(), {question.id}, size, answer, answered)
+            self._in_thread(
+                self._preparer, lambda done: done(), {question.id}, size, answer, lambda _, __: None
+            )

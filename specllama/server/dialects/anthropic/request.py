@@ -196,15 +196,8 @@ class _AnswerReader:
 
 def _add_result(conversation: ConversationReader, block: ContentBlock, path: str) -> None:
     id_path = f"{path}.tool_use_id" if block.tool_use_id else path
-    here, result = f"{path}.content", ReadContent()
-    content = block.content
-    if isinstance(content, str):
-        result.texts.append(content)
-    elif content is not None:
-        parts = content if isinstance(content, list) else [content]
-        for i, part in enumerate(parts):
-            _read_result(part, f"{here}[{i}]" if isinstance(content, list) else here, result)
-    failed = bool(block.is_error)
+    here, failed = f"{path}.content", bool(block.is_error)
+    result = read(block.content, here, _read_result)
     conversation.result(block.tool_use_id or None, result, here, failed=failed, id_path=id_path)
 
 

@@ -190,12 +190,9 @@ DIALECT = Dialect(
         ApiRoute("GET", "/models/{name:path}", model),
         ApiRoute("POST", "/chat/completions", chat),
         *(
-            ApiRoute("POST", f"{at}/chat/completions/input_tokens", partial(_length, model=ChatRequest))
+            ApiRoute("POST", f"{at}/{kind}/input_tokens", partial(_length, model=model))
             for at in ("", "/v1")
-        ),
-        *(
-            ApiRoute("POST", f"{at}/responses/input_tokens", partial(_length, model=ResponsesRequest))
-            for at in ("", "/v1")
+            for kind, model in (("chat/completions", ChatRequest), ("responses", ResponsesRequest))
         ),
     ),
 )

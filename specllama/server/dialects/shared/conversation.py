@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict, deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, NamedTuple, TypeAlias
 
@@ -207,13 +207,18 @@ def placeholder(kind: str, name: str = "") -> str:
     return LEFT_OUT.replace("image", f"{kind} {shown}".rstrip(), 1)
 
 
-def read(content: str | Sequence[ContentPart] | None, path: str) -> ReadContent:
-    """Read a content. path: its field. Raises FieldError for parts of unknown types."""
-    if content is None or isinstance(content, str):
-        return ReadContent([content] if content else [])
-    reading = ReadContent()
-    for i, part in enumerate(content):
-        read_part(part, f"{path}[{i}]", reading)
+def read(
+    content: str | ContentPart | Sequence[ContentPart] | None,
+    path: str,
+    read_one: Callable[[Any, str, ReadContent], None] | None = None,
+) -> ReadContent:
+    """Read a content. path: its field. read_one: used in place of `read_part`, whose errors it raises."""
+    reading = ReadContent([content] if isinstance(content, str) and content else [])
+    if isinstance(content, ContentPart):
+        (read_one or read_part)(content, path, reading)
+    elif not isinstance(content, str):
+        for i, part in enumerate(content or ()):
+            (read_one or read_part)(part, f"{path}[{i}]", reading)
     return reading
 
 

@@ -229,14 +229,8 @@ class _ItemReader:
 
     def _result(self, id_: str | None, output: Output, path: str) -> None:
         self.end_turn()
-        content, here = ReadContent(), f"{path}.output"
-        if isinstance(output, str):
-            content.texts.append(output)
-        elif isinstance(output, OutputPart):
-            _read_output(output, here, content)
-        else:
-            for i, part in enumerate(output):
-                _read_output(part, f"{here}[{i}]", content)
+        here = f"{path}.output"
+        content = read(output, here, _read_output)
         self.conversation.result(id_ or None, content, here, id_path=f"{path}.call_id" if id_ else path)
 
 
