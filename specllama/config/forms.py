@@ -300,7 +300,7 @@ OVERRIDES = Form(_overrides, _list_of("pairs", _pair), "Sequence[tuple[str, str]
 SHARES = _separated(_shares, _list_of("numbers", float), "float")
 PATHS = Form(_paths, _paths, "Sequence[str] | str", list)
 ADAPTERS = Form(_adapters, _list_of("pairs", _scaled_adapter), "Sequence[tuple[str, float]]", list)
-PROJECTOR = Form(_projector, _projector, "str | None")
+PROJECTOR = Form(_projector, _projector, "str | bool | None")
 ENDPOINTS = _separated(
     lambda text, _: endpoints(text), lambda value, name: endpoints(names_of(value, name)), "str"
 )

@@ -260,7 +260,7 @@ class ApiRequest:
             path, advice = info.target.path, self._shared.advice
             if path not in advice:
                 error = (await asyncio.to_thread(no_projector, Library(), path)).with_option_names(as_flag)
-                advice[path] = f"{error.message}; {error.hint}"
+                advice[path] = f"{error.message}; {error.hint}; or send the message without"
             body.refuse_images(advice[path])
         elif marker:
             body.place_images({one.number: marker for one in given}, ())

@@ -284,7 +284,8 @@ def supported(data: Mapping[str, Any], own: Collection[str], path: str = "") -> 
     for name, value in data.items():
         harmless = name not in own and is_harmless(name, value)
         if harmless is None:
-            raise FieldError(f"{path}{name} is not supported, and it would change the text", f"{path}{name}")
+            why = _TABLE["instead"].get(name, "it would change the text")
+            raise FieldError(f"{path}{name} is not supported: {why}", f"{path}{name}")
         if not harmless:
             kept[name] = value
     return kept

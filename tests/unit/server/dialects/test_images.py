@@ -182,7 +182,7 @@ def test_a_detail_is_named(api: str) -> None:
 @pytest.mark.parametrize("api", ["native", "completions", "chat"])
 def test_images_as_older_llama_servers_read_them(api: str) -> None:
     least: dict[str, Any] = {"messages": [said(text("q"))]} if api == "chat" else {"prompt": "[img-1]"}
-    with pytest.raises(FieldError, match="image_data is not supported"):
+    with pytest.raises(FieldError, match="image_data is not supported: images go in a prompt"):
         checked(MODELS[api], {**least, "image_data": [{"id": 1, "data": "aGk="}]})
     assert checked(MODELS[api], {**least, "image_data": []}).ignored_fields == ()
 
