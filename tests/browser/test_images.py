@@ -189,22 +189,35 @@ def test_what_is_no_image_is_refused(seeing: Page, name: str, data: str, kind: s
 def test_more_images_than_a_request_holds(seeing: Page) -> None:
     page = seeing
     script = """
-    const done = arguments[0];
-    new OffscreenCanvas(8, 8).convertToBlob({ type: "image/png" }).then((blob) => {
+    const [done] = arguments;
+    const page = document.querySelector("script[type=module]").src;
+    import(new URL("images.js", page)).then(({ tooManyImages }) => {
+      const files = (n) => Array(n).fill({ name: "one.png", image: new Blob(["x"]) });
+      done([100, 101].map((n) => tooManyImages([{ files: files(n) }])));
+    });
+    """
+    enough, more = page.driver.execute_async_script(script)
+    assert not enough
+    assert "the conversation has 101, and a request holds at most 100" in more
+    large = """
+    const [name, done] = arguments;
+    const canvas = new OffscreenCanvas(8, 8);
+    canvas.getContext("2d").fillRect(2, 2, 4, 4);
+    canvas.convertToBlob({ type: "image/png" }).then((blob) => {
       const all = new DataTransfer();
-      for (let n = 0; n < 100; n++) all.items.add(new File([blob], `${n}.png`, { type: "image/png" }));
+      all.items.add(new File([blob, new Uint8Array(12_000_000)], name, { type: "image/png" }));
       document.querySelector("main").dispatchEvent(
         new DragEvent("drop", { dataTransfer: all, bubbles: true, cancelable: true }));
       done();
     });
     """
-    page.driver.execute_async_script(script)
-    page.until(lambda: len(thumbnails(page)) == 100, "a hundred images")
+    page.driver.execute_async_script(large, "one.png")
+    page.until(lambda: thumbnails(page) == ["one.png"])
     assert not page.notice
-    page.ask("A hundred")
-    give(page, "more.png")
-    page.until(lambda: "the conversation has 101, and a request holds at most 100" in page.notice)
-    page.press("Remove more.png")
+    page.ask("One")
+    page.driver.execute_async_script(large, "two.png")
+    page.until(lambda: "in a request, which holds at most" in page.notice)
+    page.press("Remove two.png")
     page.until(lambda: not page.notice)
 
 
