@@ -12,6 +12,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from html import escape
+from pathlib import Path
 from typing import Any
 
 from specllama.bench import sweep, words
@@ -23,17 +24,6 @@ from specllama.json_types import JsonObject
 from specllama.wording import counted
 
 TITLE = "<title>specllama bench: "  # within the first 1024 bytes: identifies an earlier report
-_STYLE = """
-:root{color-scheme:light dark;--bg:#fff;--fg:#1c2024;--dim:#60646c;--rule:#d9d9e0;--good:#30a46c;
---bad:#e5484d}
-@media(prefers-color-scheme:dark){:root{--bg:#111113;--fg:#edeef0;--dim:#b0b4ba;--rule:#363a3f}}
-body{background:var(--bg);color:var(--fg);font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;
-padding:0 1rem}h1{font-size:1.6rem}h2{font-size:1.15rem;margin-top:2.5rem}
-.dim{color:var(--dim);font-size:.9rem}.verdict{font-size:1.1rem;border-left:4px solid var(--c0);
-padding-left:1rem}.scroll{overflow-x:auto}table{border-collapse:collapse;font-variant-numeric:tabular-nums;
-font-size:.9rem}th,td{padding:.25rem .6rem;text-align:right;border-bottom:1px solid var(--rule);
-white-space:nowrap}th:first-child,td:first-child{text-align:left}td.best{font-weight:700}
-"""
 _DRAW = "drawAll(document);\n"
 _MAX_LINES = 8  # of a chart
 _X = "concurrent clients"
@@ -214,6 +204,7 @@ Points = Sequence[tuple[float, float]]
 def page(name: str, sections: Iterable[str]) -> str:
     """The whole page. name: of what was measured, any text; sections: HTML, in order."""
     script = CHARTS_JS.read_text("utf-8") + _DRAW
+    style = "".join(path.read_text("utf-8") for path in (CHARTS_CSS, Path(__file__).with_suffix(".css")))
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return (
         (
@@ -221,7 +212,7 @@ def page(name: str, sections: Iterable[str]) -> str:
             '<meta name="viewport" content="width=device-width,initial-scale=1">'
             '<meta http-equiv="Content-Security-Policy" '
             f"content=\"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'\">"
-            f"{TITLE}{escape(name)}</title><style>{CHARTS_CSS.read_text('utf-8')}{_STYLE}</style></head><body>\n"
+            f"{TITLE}{escape(name)}</title><style>{style}</style></head><body>\n"
             + "\n".join(sections)
             + f'\n<script type="module">{script}</script></body></html>\n'
         )

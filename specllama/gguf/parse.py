@@ -119,18 +119,8 @@ MAX_NAME_BYTES = 63  # GGML_MAX_NAME with its NUL
 MAX_DIMS = 4
 
 _STRING, _ARRAY, _BOOL = 8, 9, 7
-_SCALARS = {  # value type id: (name, dtype)
-    0: ("u8", "<u1"),
-    1: ("i8", "<i1"),
-    2: ("u16", "<u2"),
-    3: ("i16", "<i2"),
-    4: ("u32", "<u4"),
-    5: ("i32", "<i4"),
-    6: ("f32", "<f4"),
-    _BOOL: ("bool", "<u1"),
-    10: ("u64", "<u8"),
-    11: ("i64", "<i8"),
-    12: ("f64", "<f8"),
+_SCALARS: dict[int, tuple[str, str]] = {
+    code: (name, dtype) for name, (code, dtype) in _TABLE["scalars"].items()
 }
 _SMALLEST_KV = 8 + 1 + 4 + 1  # bytes: key length, key, type, value
 _SMALLEST_TENSOR = 8 + 1 + 4 + 8 + 4 + 8  # bytes: name length, name, n_dims, one dimension, type, offset
