@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from string import Template
@@ -274,24 +274,37 @@ def tables(
 
 
 def option_field(
-    default: Any, flags: str = "", text: str = "", metavar: str | None = None, *,
-    draft: tuple[str, str] | None = None, **more: Any,
-) -> Any:  # fmt: skip
-    """A dataclass field with its Option; without flags one that only Python sets. draft: flags and help of
-    the draft's option. more: attributes of Option; among `also` those of the draft are named so.
+    default: Any, flags: str = "", text: str = "", metavar: str | None = None, **more: Any
+) -> Any:
+    """A dataclass field with its Option; without flags, here or in `options_of`, one that only Python sets.
+    more: attributes of Option; among `also` those of the draft are named so.
     """
-    own = () if draft is None else (Option(flags=tuple(draft[0].split()), help=draft[1]),)
-    entry = Option(default=default, flags=tuple(flags.split()), help=text, metavar=metavar, draft=own, **more)
+    entry = Option(default=default, flags=tuple(flags.split()), help=text, metavar=metavar, **more)
     metadata = {"option": entry}
     if isinstance(default, dict):
         return field(default_factory=dict, metadata=metadata)
     return field(default=default, metadata=metadata)
 
 
-def options_of(settings: Any) -> dict[str, Option]:
-    """The options of a class, by field; fields without one are no settings."""
-    own = [f for f in fields(settings) if f.metadata]
-    return {f.name: _complete(f.metadata["option"], f.name, str(f.type)) for f in own}
+def options_of(
+    settings: Any, texts: Mapping[str, Sequence[str]] = {}, words: Mapping[str, object] = {}
+) -> dict[str, Option]:
+    """The options of a class, by field; fields without one are no settings. texts: by field [flags,
+    placeholder, help], where the field does not have them, and maybe flags and help of the draft's option.
+    words: as in `tables`.
+    """
+    options = dict[str, Option]()
+    for one in fields(settings):
+        entry: Option | None = one.metadata.get("option")
+        if entry is not None and one.name in texts:
+            flags, metavar, *helps = texts[one.name]
+            text, *draft = (Template(part).safe_substitute(words) for part in helps)
+            own = (Option(flags=tuple(draft[0].split()), help=draft[1]),) if draft else ()
+            given = tuple(flags.split())
+            entry = replace(entry, flags=given, metavar=metavar or None, help=text, draft=own)
+        if entry is not None:
+            options[one.name] = _complete(entry, one.name, str(one.type))
+    return options
 
 
 def _complete(entry: Option, name: str, declared: str) -> Option:
