@@ -1,10 +1,9 @@
-"""Conditions under which llama.cpp would abort the process, and with it every client's text.
+"""Batches for llama.cpp, of tokens and of hidden states, and conditions under which it would abort the
+process and with it every client's text.
 
 All contexts check them first, and raise an error that ends the generations of that decode alone. They
 are the GGML_ASSERTs of llama_context::decode and encode and of the memories' functions by sequence, and
 the rows that llama.cpp would read beyond the end of an array.
-
-Batches of tokens with hidden states, or of hidden states alone, for llama.cpp.
 """
 
 from __future__ import annotations
@@ -21,13 +20,6 @@ from specllama.core.interfaces import BatchRow, DecodeError
 from specllama.errors import EngineError, UsageError
 from specllama.gguf.parse import TYPE_BY_NAME, TYPE_NUMBERS, row_bytes
 from specllama.llama.library import ggml, llama
-
-# Conditions under which llama.cpp would abort the process, and with it every client's text.
-#
-# All contexts check them first, and raise an error that ends the generations of that decode alone. They are
-# the GGML_ASSERTs of llama_context::decode and encode and of the memories' functions by sequence, and the
-# rows that llama.cpp would read beyond the end of an array.
-
 
 CELLS_MULTIPLE = 256  # llama.cpp has a multiple of so many cells, but limits a batch by the number given
 MORE_THAN_STATES = 2  # what a rollback needs is computed at once: so many rows more than states
@@ -66,21 +58,13 @@ class DecodeLimits:
         if first < 0 or last >= self.n_seq_max:
             raise LimitError(f"a seq_id is not one of the {self.n_seq_max} sequences")
 
-    def check_hidden(self, shape: tuple[int, ...], n: int) -> None:
-        """shape: of the hidden states of n rows. Raises LimitError."""
-        if shape != (n, self.width):
-            raise LimitError(f"the hidden states of {n} rows have the shape {shape}, not ({n}, {self.width})")
-
-
-# Batches of tokens for llama.cpp: one llama_batch over numpy arrays, filled for every decode.
-
 
 _FEW_ROWS = 8  # up to so many are written faster one by one than by operations of numpy
 
 
 class TokenBatch:
-    """A llama_batch of up to n_batch tokens, each in one sequence, unless `share` puts it into more. batch:
-    what llama_decode takes.
+    """A llama_batch over numpy arrays of up to n_batch tokens, filled for every decode, each in one sequence
+    unless `share` puts it into more. batch: what llama_decode takes.
     """
 
     def __init__(self, n_batch: int) -> None:
@@ -133,9 +117,6 @@ def further_rows(last: BatchRow, n: int, n_outputs: int) -> list[BatchRow]:
     return [BatchRow(token, pos + 1 + i, seq_id, i < n_outputs) for i in range(n)]
 
 
-# Batches of tokens with hidden states, or of hidden states alone, for llama.cpp.
-
-
 FLOATS = ctypes.POINTER(ctypes.c_float)
 _MOST_SECTIONS = 4  # of a position, which llama.cpp reads where rows have no tokens (M-RoPE)
 
@@ -162,8 +143,9 @@ class EmbeddingBatch:
         limits.check_seqs(min(seqs), max(seqs))
         if tokens is not None:
             limits.check_tokens(min(tokens), max(tokens))
-        if hidden is not None:
-            limits.check_hidden(hidden.shape, n)
+        if hidden is not None and hidden.shape != (n, limits.width):
+            shapes = f"the shape {hidden.shape}, not ({n}, {limits.width})"
+            raise LimitError(f"the hidden states of {n} rows have {shapes}")
         self._seqs = np.array(seqs, np.int32)
         pointers = self._seqs.ctypes.data + 4 * np.arange(n, dtype=np.uint64)
         if at is None:
@@ -189,9 +171,6 @@ class EmbeddingBatch:
             seq_id=ctypes.cast(seq.ctypes.data, ctypes.POINTER(ints)),
             logits=output.ctypes.data_as(ctypes.POINTER(ctypes.c_int8)),
         )
-
-
-# The rows of logits of a context's last decode, as numpy arrays over llama.cpp's memory.
 
 
 # Returns the bare address: llama-cpp-python's own binding makes an object for each call. Waits for the
@@ -253,7 +232,8 @@ def to_floats(rows: NDArray[np.uint8], type_name: str, n: int) -> NDArray[np.flo
         )
     if type_name == "F32":
         return rows.view("<f4").copy()
-    function = _traits(type_name).to_float
+    ggml.ggml_get_type_traits.restype = ctypes.POINTER(_Traits)
+    function = ggml.ggml_get_type_traits(TYPE_NUMBERS[type_name]).contents.to_float
     if not function:
         raise EngineError(f"llama.cpp here does not read tensors of type {type_name}")
     floats = np.empty((len(rows), n), np.float32)
@@ -280,10 +260,3 @@ def from_floats(rows: NDArray[np.float32], type_name: str) -> NDArray[np.uint8]:
     if quantize(code, rows.ctypes.data, encoded.ctypes.data, 0, len(rows), n, None) != encoded.nbytes:
         raise EngineError(f"llama.cpp could not write rows of type {type_name}")
     return encoded
-
-
-def _traits(type_name: str) -> _Traits:
-    function: Any = ggml.ggml_get_type_traits
-    function.restype, function.argtypes = ctypes.POINTER(_Traits), [ctypes.c_int]
-    traits: _Traits = function(TYPE_NUMBERS[type_name]).contents
-    return traits

@@ -59,28 +59,15 @@ class Embeddings:
         return embeddings * self._scale
 
 
-class TrimmedContext(LlamaContext):
-    """A LlamaContext over a trimmed draft model; n_vocab and the ids of its rows are those of the whole
-    vocabulary. header, trim: of the model's file. stand_in: see KeptTokens.
+class MappedContext(LlamaContext):
+    """A LlamaContext whose rows have ids and logits of a larger vocabulary than the model's, that of `kept`.
+    size: n_ctx, n_seq_max and n_outputs_max.
     """
 
-    def __init__(
-        self,
-        model: LlamaModel,
-        header: Header,
-        trim: TrimInfo,
-        stand_in: Callable[[int], int],
-        n_ctx: int,
-        n_seq_max: int = 1,
-        n_outputs_max: int = 64,
-    ) -> None:
-        super().__init__(model, n_ctx, n_seq_max, n_outputs_max)
-        self.kept = KeptTokens(trim.ids, trim.n_vocab, stand_in)
-        self.n_vocab = trim.n_vocab
-        self._embeddings = Embeddings(header, trim, self.kept) if trim.rest_offset else None
-        self._width = int(llama.llama_model_n_embd_inp(model.handle))
-        shared = self.n_batch, self.n_outputs_max, trim.n_vocab, n_seq_max
-        self._whole = DecodeLimits(*shared, width=self._width)
+    def __init__(self, model: LlamaModel, kept: KeptTokens, *size: int, width: int = 0) -> None:
+        super().__init__(model, *size)
+        self.kept, self.n_vocab = kept, kept.n_vocab
+        self._whole = DecodeLimits(self.n_batch, self.n_outputs_max, self.n_vocab, self.n_seq_max, width)
 
     @property
     def any_token(self) -> int:
@@ -92,15 +79,33 @@ class TrimmedContext(LlamaContext):
     def _fill(
         self, batch: Sequence[BatchRow], n_real: int, shared: Mapping[int, Sequence[int]] | None = None
     ) -> int:
-        """As in LlamaContext, from rows with ids of the whole vocabulary."""
+        """As in LlamaContext, from rows with ids of the larger vocabulary. Raises LimitError for others."""
+        tokens = [row.token for row in batch]
+        self._whole.check_tokens(min(tokens), max(tokens))
+        own = self.kept.own_ids(tokens)
+        rows = [row._replace(token=i) for row, i in zip(batch, own, strict=True)]
+        return super()._fill(rows, n_real, shared)
+
+
+class TrimmedContext(MappedContext):
+    """A context over a trimmed draft model. header, trim: of the model's file. stand_in: see KeptTokens."""
+
+    def __init__(
+        self, model: LlamaModel, header: Header, trim: TrimInfo, stand_in: Callable[[int], int], *size: int
+    ) -> None:
+        kept, width = KeptTokens(trim.ids, trim.n_vocab, stand_in), llama.llama_model_n_embd_inp(model.handle)
+        super().__init__(model, kept, *size, width=int(width))
+        self._embeddings = Embeddings(header, trim, kept) if trim.rest_offset else None
+
+    def _fill(
+        self, batch: Sequence[BatchRow], n_real: int, shared: Mapping[int, Sequence[int]] | None = None
+    ) -> int:
         tokens = [row.token for row in batch]
         self._whole.check_tokens(min(tokens), max(tokens))
         if self._embeddings is None or self.kept.has_all(tokens):
             self._batch = self._tokens
-            own = self.kept.own_ids(tokens)
-            rows = [row._replace(token=i) for row, i in zip(batch, own, strict=True)]
-            return super()._fill(rows, n_real, shared)
-        hidden = np.zeros((len(batch), self._width), np.float32)
+            return super()._fill(batch, n_real, shared)
+        hidden = np.zeros((len(batch), self._whole.width), np.float32)
         hidden[:, : self._embeddings.n_embd] = self._embeddings.rows(tokens)
         row_specs = [(row.pos, row.seq_id, row.output) for row in batch]
         self._batch = EmbeddingBatch(self._whole, row_specs, None, hidden)
@@ -162,32 +167,14 @@ def translation(target: LlamaModel, draft: LlamaModel, overlap: Overlap) -> Tran
     )
 
 
-class ForeignContext(LlamaContext):
-    """A LlamaContext over a draft model of another vocabulary."""
+class ForeignContext(MappedContext):
+    """A context over a draft model of another vocabulary."""
 
-    def __init__(
-        self, model: LlamaModel, between: Translation, n_ctx: int, n_seq_max: int = 1, n_outputs_max: int = 64
-    ) -> None:
-        super().__init__(model, n_ctx, n_seq_max, n_outputs_max)
+    def __init__(self, model: LlamaModel, between: Translation, *size: int) -> None:
+        super().__init__(model, between.ids, *size)
         self.translation = between
-        self.n_vocab = between.ids.n_vocab
-        self._shared = DecodeLimits(self.n_batch, self.n_outputs_max, self.n_vocab, n_seq_max)
-
-    @property
-    def any_token(self) -> int:
-        return int(self.translation.ids.ids[super().any_token])
 
     def decode(self, batch: Sequence[BatchRow], *more: Any, **named: Any) -> NDArray[np.float32]:
-        rows = self.translation.ids.spread(super().decode(batch, *more, **named))
+        rows = super().decode(batch, *more, **named)
         rows[:, self.translation.never_drafted] = -np.inf
         return rows
-
-    def _fill(
-        self, batch: Sequence[BatchRow], n_real: int, shared: Mapping[int, Sequence[int]] | None = None
-    ) -> int:
-        """As in LlamaContext, from rows with ids of the shared space. Raises ValueError for others."""
-        tokens = [row.token for row in batch]
-        self._shared.check_tokens(min(tokens), max(tokens))
-        own = self.translation.ids.own_ids(tokens)
-        rows = [row._replace(token=i) for row, i in zip(batch, own, strict=True)]
-        return super()._fill(rows, n_real, shared)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -43,35 +44,16 @@ _FUNCTIONS: dict[str, tuple[str, Any, list[Any]]] = {
 }
 
 
-class _Functions:
-    """The functions of llama-ext.h by the names above. missing: those that this build does not export."""
-
-    def __init__(self) -> None:
-        self.missing: list[str] = []
-        for name, (symbol, result, arguments) in _FUNCTIONS.items():
-            try:
-                function = getattr(ggml, symbol)
-            except AttributeError:
-                self.missing.append(symbol)
-                continue
-            function.restype, function.argtypes = result, arguments
-            setattr(self, name, function)
-
-    set_nextn: Any
-    get_nextn: Any
-    set_layer: Any
-    set_offset: Any
-    get_layer: Any
-
-
-ext = _Functions()
+missing = [symbol for symbol, _, _ in _FUNCTIONS.values() if not hasattr(ggml, symbol)]
+ext: Any = SimpleNamespace()  # the functions by the names above
+for _name, (_symbol, _result, _arguments) in _FUNCTIONS.items() if not missing else ():
+    setattr(ext, _name, _function := getattr(ggml, _symbol))
+    _function.restype, _function.argtypes = _result, _arguments
 
 
 def unsupported() -> str:
     """Why heads cannot be used with this build of llama.cpp, "" if they can."""
-    if not ext.missing:
-        return ""
-    return f"this build of llama.cpp does not export {ext.missing[0]}"
+    return f"this build of llama.cpp does not export {missing[0]}" if missing else ""
 
 
 def rows_at(address: Any, n: int, width: int) -> NDArray[np.float32]:
@@ -210,7 +192,8 @@ class HeadContext(NativeContext):
     def decode(self, rows: Sequence[HeadRow], n_rows: int = 0) -> tuple[NDArray[np.float32], Hidden]:
         if n_rows > len(rows):
             last, n = rows[-1], min(n_rows, self.n_batch) - len(rows)
-            further = [last._replace(pos=self._after(last.pos, i), output=False) for i in range(n)]
+            after = [last.pos + (0 if self.reads_target else 1 + i) for i in range(n)]
+            further = [last._replace(pos=pos, output=False) for pos in after]
             try:
                 return self._decode([*rows, *further])
             except NoRoomError:  # there is room for the rows alone, perhaps
@@ -218,10 +201,6 @@ class HeadContext(NativeContext):
             finally:
                 self.truncate(last.seq_id, last.pos + 1)
         return self._decode(rows)
-
-    def _after(self, pos: int, i: int) -> int:
-        """The position of the row i places after the next one."""
-        return pos if self.reads_target else pos + 1 + i
 
     def _decode(self, rows: Sequence[HeadRow]) -> tuple[NDArray[np.float32], Hidden]:
         outputs = [i for i, row in enumerate(rows) if row.output]
@@ -260,7 +239,7 @@ class HeadContext(NativeContext):
 
 
 class BlockContext(NativeContext):
-    """Implements core.head_interfaces.BlockHead, which documents the methods.
+    """Implements core.interfaces.BlockHead, which documents the methods.
 
     n_draft: tokens of a block. anchored: the row of the last token drafts the first of them; else the row
     after it does. causal: rows of a block see those before them only. mask_id: the token of the rows after

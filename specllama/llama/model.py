@@ -261,6 +261,9 @@ class LlamaModel:
     for multi-token prediction too. is_head: the file is a head, which generates nothing by itself. Raises
     UsageError for settings that this build or model does not support, IntegrityError if llama.cpp refuses the
     file, ResourceError if memory runs out.
+
+    bos_id, eos_id: the tokens that begin and end a sequence, -1 for none. has_state: some layers keep a
+    recurrent state, which cannot be truncated token by token.
     """
 
     def __init__(
@@ -275,12 +278,20 @@ class LlamaModel:
         self._params = ModelParams(settings, progress, vocab_only)
         self._params.params.load_mtp = with_head
         log.clear()
-        self.handle = llama.llama_model_load_from_file(os.fsencode(settings.path), self._params.params)
-        if not self.handle:
+        path = os.fsencode(settings.path)
+        self.handle = handle = llama.llama_model_load_from_file(path, self._params.params)
+        if not handle:
             raise _load_error(settings.path)
         self.not_locked = log.line_with("to mlock")  # why not all of it stays in memory, "" if it does
-        self.vocab = llama.llama_model_get_vocab(self.handle)
-        self.n_vocab = llama.llama_vocab_n_tokens(self.vocab)
+        self.vocab = vocab = llama.llama_model_get_vocab(handle)
+        self.n_vocab: int = llama.llama_vocab_n_tokens(vocab)
+        self.bos_id: int = llama.llama_vocab_bos(vocab)
+        self.eos_id: int = llama.llama_vocab_eos(vocab)
+        self.adds_bos: bool = llama.llama_vocab_get_add_bos(vocab)
+        self.n_ctx_train: int = llama.llama_model_n_ctx_train(handle)
+        self.n_layer: int = llama.llama_model_n_layer(handle)
+        self.n_swa: int = llama.llama_model_n_swa(handle)
+        self.has_state = llama.llama_model_is_recurrent(handle) or llama.llama_model_is_hybrid(handle)
         self._pieces: list[bytes | None] = [None] * self.n_vocab
         self._breakers: dict[str, Breakers] = {}
         is_bpe = llama.llama_vocab_type(self.vocab) == llama.LLAMA_VOCAB_TYPE_BPE
@@ -310,36 +321,6 @@ class LlamaModel:
             adapters = (llama.llama_adapter_lora_p_ctypes * len(self._lora))(*[a for a, _ in self._lora])
             scales = (ctypes.c_float * len(self._lora))(*[s for _, s in self._lora])
             llama.llama_set_adapters_lora(ctx, adapters, len(self._lora), scales)
-
-    @property
-    def n_ctx_train(self) -> int:
-        return int(llama.llama_model_n_ctx_train(self.handle))
-
-    @property
-    def n_layer(self) -> int:
-        return int(llama.llama_model_n_layer(self.handle))
-
-    @property
-    def n_swa(self) -> int:
-        return int(llama.llama_model_n_swa(self.handle))
-
-    @functools.cached_property
-    def has_state(self) -> bool:
-        """Whether some layers keep a recurrent state, which cannot be truncated token by token."""
-        return bool(llama.llama_model_is_recurrent(self.handle) or llama.llama_model_is_hybrid(self.handle))
-
-    @property
-    def bos_id(self) -> int:
-        """The beginning-of-sequence token, -1 if there is none."""
-        return int(llama.llama_vocab_bos(self.vocab))
-
-    @property
-    def eos_id(self) -> int:
-        return int(llama.llama_vocab_eos(self.vocab))
-
-    @property
-    def adds_bos(self) -> bool:
-        return bool(llama.llama_vocab_get_add_bos(self.vocab))
 
     @functools.cached_property
     def end_ids(self) -> frozenset[int]:
@@ -407,31 +388,26 @@ class LlamaModel:
     def _tokenize(self, data: bytes, add_special: bool, parse_special: bool) -> list[int]:
         if not data and not add_special:
             return []
-        room = len(data) + 16
-        for _ in range(2):
-            ids = (llama.llama_token * room)()
-            n = llama.llama_tokenize(self.vocab, data, len(data), ids, room, add_special, parse_special)
-            if n >= 0:
-                return list(ids[:n])
-            room = -n
-        raise UsageError(f"llama.cpp cannot tokenise this text of {len(data)} bytes")
+        flags = add_special, parse_special
+        ids = _filled(
+            llama.llama_token,
+            len(data) + 16,
+            lambda ids, room: llama.llama_tokenize(self.vocab, data, len(data), ids, room, *flags),
+        )
+        if ids is None:
+            raise UsageError(f"llama.cpp cannot tokenise this text of {len(data)} bytes")
+        return list(ids)
 
     def piece(self, token: int) -> bytes:
         """The bytes of a token, empty for a control token."""
         known = self._pieces[token]
         if known is None:
-            known = self._pieces[token] = self._piece(token)
+            to_piece = llama.llama_token_to_piece
+            known = _filled(
+                ctypes.c_char, 64, lambda to, room: to_piece(self.vocab, token, to, room, 0, False)
+            )
+            known = self._pieces[token] = known or b""
         return known
-
-    def _piece(self, token: int) -> bytes:
-        room = 64
-        for _ in range(2):
-            buffer = ctypes.create_string_buffer(room)
-            n = llama.llama_token_to_piece(self.vocab, token, buffer, room, 0, False)
-            if n >= 0:
-                return buffer.raw[:n]
-            room = -n
-        return b""
 
     def knows_breakers(self, texts: Sequence[str]) -> bool:
         """Whether `breakers` need not search the vocabulary, which takes time."""
@@ -457,15 +433,11 @@ class LlamaModel:
         return Pieces([self._detokenized(token) for token in range(self.n_vocab)])
 
     def _detokenized(self, token: int) -> bytes:
-        room = 64
-        for _ in range(2):
-            buffer = ctypes.create_string_buffer(room)
-            one = (llama.llama_token * 1)(token)
-            n = llama.llama_detokenize(self.vocab, one, 1, buffer, room, False, True)
-            if n >= 0:
-                return buffer.raw[:n]
-            room = -n
-        return b""
+        one, write = (llama.llama_token * 1)(token), llama.llama_detokenize
+        return (
+            _filled(ctypes.c_char, 64, lambda to, room: write(self.vocab, one, 1, to, room, False, True))
+            or b""
+        )
 
     @property
     def tokenize_address(self) -> int:
@@ -477,6 +449,19 @@ class LlamaModel:
         if self.handle:
             llama.llama_model_free(self.handle)
             self.handle = None
+
+
+def _filled(kind: Any, room: int, write: Callable[[Any, int], int]) -> Any:
+    """The items that a function of llama.cpp writes into an array; None where it says twice that it needs
+    another size.
+    """
+    for _ in range(2):
+        to = (kind * room)()
+        n = write(to, room)
+        if n >= 0:
+            return to[:n]
+        room = -n
+    return None
 
 
 def _load_error(path: str) -> Exception:
@@ -515,14 +500,8 @@ class FimTokens(NamedTuple):
 
 def fim_tokens(model: LlamaModel) -> FimTokens:
     """The tokens for filling a gap, as llama.cpp knows them."""
-    vocab = model.vocab
-    return FimTokens(
-        int(llama.llama_vocab_fim_pre(vocab)),
-        int(llama.llama_vocab_fim_suf(vocab)),
-        int(llama.llama_vocab_fim_mid(vocab)),
-        int(llama.llama_vocab_fim_rep(vocab)),
-        int(llama.llama_vocab_fim_sep(vocab)),
-    )
+    names = ("pre", "suf", "mid", "rep", "sep")
+    return FimTokens(*(int(getattr(llama, f"llama_vocab_fim_{name}")(model.vocab)) for name in names))
 
 
 def end_of_turn_id(model: LlamaModel) -> int:
