@@ -16,9 +16,9 @@ from specllama.config.options import RUN
 from specllama.core.policy.config import DEFAULT
 from specllama.core.policy.planner import Planner
 from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
-from specllama.testing import ScriptedDrafter
 from specllama.worker.profile import CostCurves
 from tests.support.command import Command, CommandLine, Result, assert_error
+from tests.support.scripted import ScriptedDrafter
 from tests.support.stored_steps import is_kept
 
 CODE = (

@@ -35,10 +35,10 @@ from specllama.llama.context import LlamaContext
 from specllama.llama.heads import BlockContext, HeadContext, TargetFeatures, unsupported
 from specllama.llama.library import llama
 from specllama.llama.model import LlamaModel
-from specllama.testing import TableMask
 from tests.support import tinygguf, tinyheads, tinymtp
 from tests.support.headloop import N_DRAFT, PROMPT
 from tests.support.paths import ROOT
+from tests.support.scripted import TableMask
 
 KINDS = ("mimo2", "qwen35", "step35", "gemma4", "eagle3", "dflash", "dflash2", "dspark")
 PERFECT = ("mimo2", "qwen35", "step35", "gemma4", "eagle3")  # where a head can be made that knows the target

@@ -20,9 +20,10 @@ from specllama.core.sequence import Request
 from specllama.drafters.grammar import GrammarDrafter
 from specllama.errors import UsageError
 from specllama.llama.model import LlamaModel
-from specllama.testing import ScriptedDrafter, TableContext, table_row
+from specllama.testing import TableContext, table_row
 from specllama.text.grammar import Grammars
 from specllama.worker.tool_calls import ToolCalls
+from tests.support.scripted import ScriptedDrafter
 
 CITY = {"type": "object", "properties": {"city": {"enum": ["Rome", "Riga"]}}, "required": ["city"]}
 TOOLS = Tools([Tool("weather", "", CITY), Tool("wait")], parallel=False)

@@ -20,8 +20,8 @@ from specllama.llama.batches import LimitError
 from specllama.llama.context import LlamaContext, why_no_branches
 from specllama.llama.library import llama
 from specllama.llama.model import LlamaModel
-from specllama.testing import ScriptedDrafter
 from tests.engine.test_pair import engine_for, request
+from tests.support.scripted import ScriptedDrafter
 
 CACHES = ("f16", "q8_0", "f32")
 

@@ -64,7 +64,8 @@ class Table:
     def open(self, n_ctx: int, n_slots: int, drafts: bool) -> Opened:
         from specllama.drafters.head import HeadDrafter
         from specllama.drafters.model import ModelDrafter
-        from specllama.testing import TableContext, TableHead, table_row
+        from specllama.testing import TableContext, table_row
+        from tests.support.scripted import TableHead
 
         target = TableContext(N_VOCAB, n_ctx, n_slots, self._memory)
         opened = Opened(target)

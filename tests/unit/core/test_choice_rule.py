@@ -16,8 +16,8 @@ from specllama.core.interfaces import DecodeError, MaskError
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.sampling.rows import best_first, gumbel, top_ids
 from specllama.core.sampling.sampler import NOTHING_LEGAL, KeyedSampler
-from specllama.testing import TableMask
 from tests.support.examples import examples
+from tests.support.scripted import TableMask
 
 SIZES = (1, 40, 700, 4159, 4160, 5190, 9001)  # below and above the size from which top_ids uses blocks
 

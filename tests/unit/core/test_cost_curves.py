@@ -15,8 +15,8 @@ from specllama.core.policy.cost_curve import CostCurve
 from specllama.core.policy.planner import Planner
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.sampling.sampler import KeyedSampler
-from specllama.testing import ScriptedDrafter
 from specllama.worker.profile import CostCurves, bucket_of
+from tests.support.scripted import ScriptedDrafter
 
 
 def fill(curves: CostCurves, n_ids: int, points: dict[int, float]) -> None:

@@ -22,8 +22,9 @@ from specllama.core.sampling.params import SamplingParams
 from specllama.core.sequence import Request
 from specllama.drafters.copy import CopyDrafter
 from specllama.drafters.model import ModelDrafter
-from specllama.testing import ScriptedDrafter, TableContext, table_row
+from specllama.testing import TableContext, table_row
 from tests.support.examples import examples
+from tests.support.scripted import ScriptedDrafter
 from tests.unit.core.test_engine_table import END, N_VOCAB, check_invariant, plain, run
 
 

@@ -21,8 +21,9 @@ from specllama.drafters.history import HistoryDrafter
 from specllama.drafters.model import ModelDrafter
 from specllama.drafters.ngrams import RequestHistory
 from specllama.errors import ContextLengthError
-from specllama.testing import Memory, ScriptedDrafter, TableContext, table_row
+from specllama.testing import Memory, TableContext, table_row
 from tests.support.examples import examples
+from tests.support.scripted import ScriptedDrafter
 
 N_VOCAB, END = 32, 3
 MEMORIES: tuple[Memory, ...] = ("full", "window", "rollback", "checkpoint")

@@ -12,7 +12,8 @@ from specllama.core.policy.base import Draft
 from specllama.core.policy.fixed import Fixed
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.sequence import Request
-from specllama.testing import ScriptedDrafter, TableContext
+from specllama.testing import TableContext
+from tests.support.scripted import ScriptedDrafter
 
 N_VOCAB = 32
 

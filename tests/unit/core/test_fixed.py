@@ -8,7 +8,7 @@ import pytest
 from specllama.core.interfaces import Proposal
 from specllama.core.policy.base import Draft, Policy, Round, VerifyResult
 from specllama.core.policy.fixed import Fixed, run_drafter
-from specllama.testing import ScriptedDrafter
+from tests.support.scripted import ScriptedDrafter
 
 
 class Counting(ScriptedDrafter):

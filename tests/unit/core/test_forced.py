@@ -15,8 +15,9 @@ from specllama.core.sequence import Request
 from specllama.drafters.copy import CopyDrafter
 from specllama.drafters.model import ModelDrafter
 from specllama.errors import ContextLengthError, UsageError
-from specllama.testing import ScriptedDrafter, TableContext, TableMask
+from specllama.testing import TableContext
 from tests.support.examples import examples
+from tests.support.scripted import ScriptedDrafter, TableMask
 from tests.unit.core.test_engine_table import (
     END,
     MEMORIES,

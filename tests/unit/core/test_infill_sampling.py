@@ -18,8 +18,9 @@ from specllama.core.sampling.sampler import KeyedSampler
 from specllama.core.sequence import Request
 from specllama.drafters.copy import CopyDrafter
 from specllama.drafters.model import ModelDrafter
-from specllama.testing import TableContext, TableMask, table_row
+from specllama.testing import TableContext, table_row
 from tests.support.examples import examples
+from tests.support.scripted import TableMask
 
 END, OTHER_END = 0, 1
 

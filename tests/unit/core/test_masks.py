@@ -24,8 +24,9 @@ from specllama.core.sequence import Request
 from specllama.drafters.copy import CopyDrafter
 from specllama.drafters.grammar import GrammarDrafter
 from specllama.drafters.model import ModelDrafter
-from specllama.testing import ScriptedDrafter, TableContext, TableMask, table_row
+from specllama.testing import TableContext, table_row
 from tests.support.examples import examples
+from tests.support.scripted import ScriptedDrafter, TableMask
 from tests.unit.core.test_engine_table import END, N_VOCAB, engine_over, run
 from tests.unit.core.test_sampling import adjusted, random_row, truncated_softmax
 

@@ -28,8 +28,9 @@ from specllama.core.sampling.params import SamplingParams
 from specllama.core.sampling.sampler import KeyedSampler
 from specllama.core.stats import FREE
 from specllama.drafters.model import ModelDrafter
-from specllama.testing import ScriptedDrafter, TableContext
+from specllama.testing import TableContext
 from tests.support.examples import examples
+from tests.support.scripted import ScriptedDrafter
 
 GREEDY = KeyedSampler(SamplingParams(temperature=0), 0, 32)
 

@@ -9,7 +9,8 @@ from specllama.core.replay.simulator import WRONG
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.sampling.sampler import KeyedSampler
 from specllama.drafters.head import HeadDrafter
-from specllama.testing import TableContext, TableHead
+from specllama.testing import TableContext
+from tests.support.scripted import TableHead
 
 PROMPT = [5, 6, 7, 8, 9] * 4
 

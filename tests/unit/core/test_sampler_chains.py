@@ -24,8 +24,9 @@ from specllama.core.sequence import Request
 from specllama.drafters.copy import CopyDrafter
 from specllama.drafters.model import ModelDrafter
 from specllama.errors import with_option_names
-from specllama.testing import TableContext, TableMask, table_row
+from specllama.testing import TableContext, table_row
 from tests.support.examples import examples
+from tests.support.scripted import TableMask
 
 N_VOCAB = 32
 BREAKERS = {7: [()], 9: [(10,)]}

@@ -11,7 +11,8 @@ from specllama.core.policy.fixed import Fixed
 from specllama.core.policy.planner import Planner
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.sequence import Generation, Request
-from specllama.testing import ScriptedDrafter, TableContext, table_row
+from specllama.testing import TableContext, table_row
+from tests.support.scripted import ScriptedDrafter
 
 ENDLESS = SamplingParams(temperature=0, max_tokens=1000, ignore_eos=True)
 

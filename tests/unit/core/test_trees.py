@@ -28,10 +28,11 @@ from specllama.drafters.copy import CopyDrafter
 from specllama.drafters.feature_drafter import FeatureRows
 from specllama.drafters.head import HeadDrafter
 from specllama.drafters.model import ModelDrafter
-from specllama.testing import ScriptedDrafter, TableContext, TableHead, TableMask
+from specllama.testing import TableContext
 from specllama.worker.calibrate import measure_load
 from tests.support.devices import curves
 from tests.support.examples import examples
+from tests.support.scripted import ScriptedDrafter, TableHead, TableMask
 from tests.unit.core.test_engine_table import (
     END,
     N_VOCAB,

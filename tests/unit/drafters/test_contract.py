@@ -22,7 +22,8 @@ from specllama.drafters.history import HistoryDrafter
 from specllama.drafters.model import ModelDrafter
 from specllama.drafters.ngrams import RequestHistory
 from specllama.drafters.prediction import PredictionDrafter
-from specllama.testing import N_FEATURES, TableContext, TableHead, TableMask, table_row
+from specllama.testing import N_FEATURES, TableContext, table_row
+from tests.support.scripted import TableHead, TableMask
 from tests.support.spellers import letters
 
 N_VOCAB = 32  # of every drafter here

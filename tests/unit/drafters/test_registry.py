@@ -30,7 +30,8 @@ from specllama.drafters import (
     words_of,
 )
 from specllama.drafters.ngrams import RequestHistory
-from specllama.testing import TableContext, TableHead, table_row
+from specllama.testing import TableContext, table_row
+from tests.support.scripted import TableHead
 from tests.unit.core.test_engine_table import N_VOCAB, engine_over, plain, run
 
 REQUEST = Request([5, 6, 7], SamplingParams(temperature=0, max_tokens=60, ignore_eos=True), 1)

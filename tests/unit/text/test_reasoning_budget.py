@@ -18,9 +18,10 @@ from specllama.core.sequence import Request
 from specllama.drafters.copy import CopyDrafter
 from specllama.drafters.grammar import GrammarDrafter
 from specllama.drafters.model import ModelDrafter
-from specllama.testing import TableContext, TableMask, table_row
+from specllama.testing import TableContext, table_row
 from specllama.text.reasoning_budget import ReasoningBudget, ReasoningForm, ReasoningTags
 from tests.support.examples import examples
+from tests.support.scripted import TableMask
 from tests.unit.core.test_engine_table import N_VOCAB, engine_over, run
 
 PIECES = {

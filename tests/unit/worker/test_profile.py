@@ -21,10 +21,11 @@ from specllama.core.policy.config import DEFAULT
 from specllama.core.prefix.store import Slot
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.sequence import Generation, Request
-from specllama.testing import ScriptedDrafter, TableContext
+from specllama.testing import TableContext
 from specllama.worker.calibrate import ENOUGH_ROWS, TIMED, WIDTHS
 from specllama.worker.profile import ModelProfile, possible_times
 from tests.support.examples import examples
+from tests.support.scripted import ScriptedDrafter
 
 KEY = {"model": ["m", 7], "threads": [2, 2]}
 PAIR = {"draft": {"model": ["d", 1]}, "drafters": ["copy"]}

@@ -18,7 +18,7 @@ from specllama.drafters.feature_drafter import BlockDrafter
 from specllama.drafters.head import HeadDrafter
 from specllama.drafters.model import ModelDrafter
 from specllama.other_work import lower_quartile, median_ratio
-from specllama.testing import N_FEATURES, TableContext, TableHead
+from specllama.testing import N_FEATURES, TableContext
 from specllama.worker.tuning.drafts import MIN_TOKENS, TuningText, select_prompts
 from specllama.worker.tuning.target import (
     MAX_ROUNDS,
@@ -38,6 +38,7 @@ from specllama.worker.tuning.target import (
     time_steps,
     time_threads,
 )
+from tests.support.scripted import TableHead
 
 N_VOCAB = 16
 IDS = [i * 7 % N_VOCAB for i in range(40)]
