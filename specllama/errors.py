@@ -91,6 +91,9 @@ def warning(message: str) -> Note:
     return Note(message, "warning")
 
 
+_KINDS: dict[str, type[SpecllamaError]] = {}
+
+
 class SpecllamaError(Exception):
     """What happened and why (`message`), what to do next (`hint`), and data for programs (`details`).
 
@@ -99,6 +102,9 @@ class SpecllamaError(Exception):
 
     exit_code: ClassVar[int] = 1
     http_status: ClassVar[int] = 500
+
+    def __init_subclass__(cls) -> None:
+        _KINDS[cls.__name__] = cls
 
     def __init__(
         self, message: str, hint: str = "", details: Mapping[str, Any] | None = None, *, option: str = ""
@@ -148,7 +154,7 @@ class SpecllamaError(Exception):
     @staticmethod
     def from_dict(data: JsonObject) -> SpecllamaError:
         """The inverse of `to_dict`; an unknown kind becomes the base class."""
-        kind = _by_name().get(str(data.get("kind")), SpecllamaError)
+        kind = _KINDS.get(str(data.get("kind")), SpecllamaError)
         error = kind(data["message"], data.get("hint", ""), data.get("details"))
         error.option = data.get("option", "")
         return error
@@ -228,13 +234,3 @@ class EngineDiedError(EngineError):
 
 class DeadlineError(EngineError):
     http_status = 504
-
-
-def _by_name() -> dict[str, type[SpecllamaError]]:
-    by_name: dict[str, type[SpecllamaError]] = {}
-    todo = [SpecllamaError]
-    while todo:
-        cls = todo.pop()
-        by_name[cls.__name__] = cls
-        todo += cls.__subclasses__()
-    return by_name

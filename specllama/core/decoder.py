@@ -40,8 +40,6 @@ class TargetDecoder:
         """
         while True:
             try:
-                if not n_apart:
-                    return self.target.decode(batch, n_rows, n_rows)
                 return self.target.decode(batch, n_rows, n_rows, branches, n_apart)
             except NoRoomError:
                 if not self.scheduler.make_room():
@@ -124,13 +122,8 @@ class TargetDecoder:
         return self.target.n_ctx - sum(len(g.history) for g in self.scheduler.active)
 
 
-# Prefill: evaluates a chunk of a prompt and, after the last one, chooses the first token.
-#
-# Which prompt, and how much of it, is decided in scheduler.py; the rounds that follow are in engine.py.
-
-
 class Prefiller:
-    """Evaluates the prompts of the generations of a scheduler."""
+    """Evaluates the prompts of the generations of a scheduler, which decides how much of which is next."""
 
     def __init__(self, scheduler: Scheduler, decoder: TargetDecoder) -> None:
         self.scheduler, self.decoder = scheduler, decoder
@@ -217,9 +210,6 @@ def make_even(drafts: Mapping[int, Draft], without: Collection[int] = ()) -> Non
         n = length if lengths[seq] >= length else 0
         draft.n_discarded += len(draft.tokens) - n
         draft.cut(n)
-
-
-# Where a text must end: limits that follow from its request.
 
 
 def ends_ignored(params: SamplingParams) -> bool:

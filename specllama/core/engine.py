@@ -23,7 +23,7 @@ from specllama.core.exact import ExactRows
 from specllama.core.image_rows import without_images
 from specllama.core.interfaces import BatchRow, Context, DecodeError, MaskError, NoRoomError
 from specllama.core.policy.base import CHAINS, Draft, Policy, Round, VerifyResult, matching
-from specllama.core.prefix.store import PrefixStore, Slot
+from specllama.core.prefix.store import PrefixStore
 from specllama.core.prefix.stored import CachedSequence
 from specllama.core.sampling.sampler import KeyedSampler
 from specllama.core.scheduler import Scheduler
@@ -46,8 +46,10 @@ class Engine:
     bit-equal; the texts of such requests are decoded one after another. text_chunk: rows of a decode of a
     prompt where all texts have one width, chosen by the policy for each; None: widths may change from decode
     to decode. prefill_seconds: see `Scheduler`. draft_tree: most branches of each draft. room, cache_budget,
-    max_partials: see `PrefixStore`. scheduler: the generations and the slots. draft_failed: the draft model
-    raised DecodeError and was removed; `notices` has a message.
+    max_partials: see `PrefixStore`. scheduler: the generations, the slots and the policy, which may be
+    replaced between generations. slots: the sequences of the target's cache. active: the generations that
+    have one, the youngest last. draft_failed: the draft model raised DecodeError and was removed; `notices`
+    has a message.
     """
 
     def __init__(
@@ -75,54 +77,17 @@ class Engine:
         self.text_chunk = text_chunk
         store = PrefixStore(target, clock, room, cache_budget, max_partials)
         self.scheduler = Scheduler(store, policy, prefill_seconds)
+        self.slots, self.active = store.slots, self.scheduler.active
         self.notices: list[str] = []
         self.draft_failed = False
-        self._decoder = TargetDecoder(self.scheduler, max_rows, draft_tree)
+        self.decoder = TargetDecoder(self.scheduler, max_rows, draft_tree)
         self._limits = CHAINS  # of the last round
-        self._prefiller = Prefiller(self.scheduler, self._decoder)
-
-    @property
-    def policy(self) -> Policy:
-        """Decides what to draft; another one may be set between generations."""
-        return self.scheduler.policy
-
-    @policy.setter
-    def policy(self, policy: Policy) -> None:
-        self.scheduler.policy = policy
-
-    @property
-    def max_rows(self) -> int | None:
-        """Limit of a decode with drafts; None: no limit."""
-        return self._decoder.max_rows
-
-    @max_rows.setter
-    def max_rows(self, max_rows: int | None) -> None:
-        self._decoder.max_rows = max_rows
-
-    @property
-    def slots(self) -> list[Slot]:
-        """The sequences of the target's cache."""
-        return self.scheduler.slots
-
-    @property
-    def active(self) -> list[Generation]:
-        """The generations that have a slot, the youngest last."""
-        return self.scheduler.active
+        self._prefiller = Prefiller(self.scheduler, self.decoder)
 
     @property
     def busy(self) -> bool:
         """Whether a generation is waiting or active."""
         return self.scheduler.busy
-
-    @property
-    def encoding(self) -> bool:
-        """Whether nothing can be decoded before an image is encoded."""
-        return self.scheduler.encoding
-
-    @property
-    def row_seconds(self) -> float | None:
-        """Seconds of a row of a prompt, None before one was evaluated."""
-        return self.scheduler.chunk_size.row_seconds
 
     def submit(self, request: Request, stored: CachedSequence | None = None) -> Generation:
         """Queue a request. stored: a text that was read from the disk for it. Raises EngineError for an empty
@@ -157,7 +122,7 @@ class Engine:
         rows = self.exact_rows if exact else None
         alone = rows is not None
         if not exact and self.text_chunk is not None:
-            width, n_max = self.policy.text_width(request.params.greedy), request.draft_max
+            width, n_max = self.scheduler.policy.text_width(request.params.greedy), request.draft_max
             most = min(self.target.n_outputs_max, self.target.n_batch, self.target.max_rollback + 1)
             most = min(most, 1 + n_max) if n_max is not None else most
             rows = ExactRows(min(width, most) if request.speculate else 1, self.text_chunk)
@@ -206,7 +171,7 @@ class Engine:
         return touched
 
     def _round(self, active: list[Generation]) -> None:
-        clock, policy, decoder = self.scheduler.clock, self.policy, self._decoder
+        clock, policy, decoder = self.scheduler.clock, self.scheduler.policy, self.decoder
         started = clock()
         single = next((g for g in active if g.single_row), None)  # a near-tie is decided again by itself
         active = [single] if single else active
@@ -254,7 +219,7 @@ class Engine:
         """Let the policy change the width of a text that may have another one."""
         for g in active if len(active) == 1 else ():
             if (rows := g.exact_rows) is not None and not g.alone and g.n_draft_max is None:
-                width = self.policy.next_width(g.seq_id, rows.width)
+                width = self.scheduler.policy.next_width(g.seq_id, rows.width)
                 most = 1 + self.target.n_spare + self.target.n_ctx - g.n_ctx
                 if width != rows.width and width <= min(most, self.target.max_rollback + 1):
                     g.exact_rows = replace(rows, width=width)
@@ -264,11 +229,11 @@ class Engine:
 
     def _draft(self, active: list[Generation]) -> dict[int, Draft]:
         """A draft for each sequence by seq_id, limited by what fits into a decode and by its grammar."""
-        limit, time_left = self._decoder.draft_limit(active), self.scheduler.time_left(active)
-        self._limits = self._decoder.limits(active, limit)
+        limit, time_left = self.decoder.draft_limit(active), self.scheduler.time_left(active)
+        self._limits = self.decoder.limits(active, limit)
         try:
             max_draft_len = {g.seq_id: max(0, min(g.room, limit)) for g in active}
-            drafts = self.policy.draft(max_draft_len, time_left, self._limits)
+            drafts = self.scheduler.policy.draft(max_draft_len, time_left, self._limits)
         except MaskError:
             return {}
         except DecodeError as error:
@@ -282,15 +247,16 @@ class Engine:
         if self.target.cuts_need_checkpoint:
             try:
                 for g in (g for g in drafting if drafts[g.seq_id].tokens):
-                    self._decoder.checkpoint(g)
+                    self.decoder.checkpoint(g)
             except NoRoomError:  # the round itself makes room
                 return {}
         return drafts
 
     def _remove_model(self, error: DecodeError) -> None:
         """Remove the drafters that decode, one of which failed."""
-        for name in [d.name for d in self.policy.drafters if d.runs_model]:
-            self.policy.remove_drafter(name)
+        policy = self.scheduler.policy
+        for name in policy.model_sources:
+            policy.remove_drafter(name)
         self.draft_failed, self.scheduler.store.copies.drafter = True, None
         self.notices.append(f"the draft failed ({error}); continuing without it")
 

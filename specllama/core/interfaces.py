@@ -364,8 +364,6 @@ class Mask(Protocol):
 
 
 # The interface of trained heads: small networks that draft from hidden states of the target.
-#
-# The drafters know only these; llama/heads.py implements them with llama.cpp.
 
 
 class DraftedBlock(Protocol):

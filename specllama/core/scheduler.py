@@ -18,9 +18,6 @@ from specllama.core.prefix.stored import Boundary, ahead, distances, next_stop
 from specllama.core.sequence import FinishReason, Generation
 from specllama.errors import SpecllamaError
 
-# The order in which waiting generations get slots.
-
-
 QUEUE_STEP = 4  # later requests that each further text of a request lets pass
 
 
@@ -49,31 +46,39 @@ class FairQueue:
         self._served = max(self._served, generation.queue_rank)
 
 
-# The cost of the rows of prompts, from the chunks that were evaluated.
-
-
+CHUNK = 64  # rows; kernels round groups of this size the same way in a decode of any width
+CHUNK_GROWTH = 2  # at most: a chunk much larger than the one that was timed may take longer than predicted
 _NOISE = 1.03  # factor on what was measured
+UNSHARED_CHUNK = 1.5  # factor on the time of a prefill chunk for which no other sequence has to wait
 
 
-class PrefillCost:
-    """The seconds of a row are those of the last chunk, and grow with its position, since attention goes over
+class ChunkSize:
+    """Sizes of prefill chunks in a target context, by what earlier ones took. prefill_seconds: target time of
+    a chunk while other sequences wait. row_seconds: of a row of a prompt, None before one was evaluated.
+
+    The seconds of a row are those of the last chunk, and grow with its position, since attention goes over
     all cells before it: linearly, as from the chunk before to the last one.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, target: Context, prefill_seconds: float) -> None:
+        self.target, self.prefill_seconds = target, prefill_seconds
         self.row_seconds: float | None = None
         self._at = 0.0  # position of the last chunk's middle
         self._slope = 0.0  # seconds of a row for each further position
+        self._timed_rows = CHUNK  # of the decode of which that was measured
 
     def observe(self, first: int, n: int, seconds: float) -> None:
         """A chunk of n rows took so many seconds. first: the position of its first row."""
         at, row = first + n / 2, seconds / n
-        if self.row_seconds is not None and at > self._at:
-            self._slope = max(0.0, (row - self.row_seconds) / (at - self._at))
+        if self.row_seconds is not None:
+            if n < CHUNK:  # in a small chunk a row costs more
+                return
+            if at > self._at:
+                self._slope = max(0.0, (row - self.row_seconds) / (at - self._at))
         self._slope = min(self._slope, row / at)  # all of it is attention
-        self.row_seconds, self._at = row, at
+        self.row_seconds, self._at, self._timed_rows = row, at, max(n, CHUNK)
 
-    def rows_within(self, first: int, seconds: float) -> float:
+    def _rows_within(self, first: int, seconds: float) -> float:
         """Rows from the position `first` on that are predicted to take so many seconds; inf where nothing has
         been observed.
         """
@@ -82,41 +87,6 @@ class PrefillCost:
         row, seconds = self.row_seconds + self._slope * (first - self._at), seconds / _NOISE
         # n rows take n * row + slope * n**2 / 2
         return 2 * seconds / (row + sqrt(row**2 + 2 * self._slope * seconds)) if seconds > 0 else 0.0
-
-
-# How many rows of a prompt are evaluated in one decode.
-
-
-CHUNK = 64  # rows; kernels round groups of this size the same way in a decode of any width
-CHUNK_GROWTH = 2  # at most: a chunk much larger than the one that was timed may take longer than predicted
-UNSHARED_CHUNK = 1.5  # factor on the time of a prefill chunk for which no other sequence has to wait
-
-
-class ChunkSize:
-    """Sizes of prefill chunks in a target context, by what earlier ones took. prefill_seconds: target time of
-    a chunk while other sequences wait.
-    """
-
-    def __init__(self, target: Context, prefill_seconds: float) -> None:
-        self.target, self.prefill_seconds = target, prefill_seconds
-        self._cost = PrefillCost()
-        self._timed_rows = CHUNK  # of the decode of which that was measured
-
-    @property
-    def row_seconds(self) -> float | None:
-        """Seconds of a row of a prompt, None before one was evaluated."""
-        return self._cost.row_seconds
-
-    @property
-    def least_seconds(self) -> float:
-        """Predicted seconds of the smallest chunk, 0 before one was evaluated."""
-        return CHUNK * (self.row_seconds or 0.0)
-
-    def observe(self, first: int, n: int, seconds: float) -> None:
-        """A chunk of n rows took so many seconds. first: the position of its first row."""
-        if n >= CHUNK or self.row_seconds is None:  # in a small chunk a row costs more
-            self._cost.observe(first, n, seconds)
-            self._timed_rows = max(n, CHUNK)
 
     def n_rows(
         self, first: int, rest: int, most_seconds: float = inf, round_seconds: float | None = None
@@ -129,7 +99,7 @@ class ChunkSize:
             return self._closest(rest, UNSHARED_CHUNK * self.prefill_seconds, most_seconds, inf)
         # with their own round, the generations that wait see a gap of prefill_seconds at most
         longest = self.prefill_seconds - min(round_seconds, self.prefill_seconds / 2)
-        fitting = self._cost.rows_within(first, longest)
+        fitting = self._rows_within(first, longest)
         n = self._closest(rest, self.prefill_seconds, most_seconds, fitting)
         most_rows = CHUNK_GROWTH * self._timed_rows
         return n if n <= most_rows else most_rows // CHUNK * CHUNK
@@ -179,18 +149,13 @@ class Scheduler:
 
     def __init__(self, store: PrefixStore, policy: Policy, prefill_seconds: float = 0.5) -> None:
         self.store, self.policy = store, policy
-        self.target, self.clock = store.target, store.clock
+        self.target, self.clock, self.slots = store.target, store.clock, store.slots
         self.chunk_size = ChunkSize(store.target, prefill_seconds)
         self.waiting: list[Generation] = []
         self.active: list[Generation] = []
         self._queue = FairQueue()
         self._offloaded = 0.0  # time of the last offload
         self.last_round = 0, inf  # generations in it, and its seconds
-
-    @property
-    def slots(self) -> list[Slot]:
-        """The sequences of the target's cache."""
-        return self.store.slots
 
     @property
     def busy(self) -> bool:
@@ -220,19 +185,18 @@ class Scheduler:
             together = not self.active or not any(g.alone for g in (self.waiting[0], *self.active))
             if not self._fits(self.waiting[0]) or not together:
                 break
-            if not self._is_prepared(self.waiting[0]):
-                break
-            generation = self.waiting.pop(0)
+            generation, scope = self.waiting[0], self.waiting[0].request.cache_scope
+            if self.active and not self.store.is_prepared(generation.history, scope, generation.stored):
+                break  # it would hold up the active generations
+            self.waiting.pop(0)
             self._queue.served(generation)
             rows = generation.exact_rows
             if generation.alone and rows is not None:
-                scope = generation.request.cache_scope
                 self._assign_slot(
                     generation, *self.store.acquire_slot_alone(generation.history, rows.chunk, scope)
                 )
                 break
-            owner, scope = self._find_prefix_owner(generation), generation.request.cache_scope
-            generation.prefix_owner = owner
+            generation.prefix_owner = owner = self._find_prefix_owner(generation)
             slot, n_past = self.store.acquire_slot(
                 [] if owner else generation.history, scope, generation.stored
             )
@@ -269,11 +233,6 @@ class Scheduler:
         stats.n_from_disk = min(stats.n_from_disk, stats.n_reused)
         generation.admitted = generation.admitted or self.clock()
         self.active.append(generation)
-
-    def _is_prepared(self, generation: Generation) -> bool:
-        """Whether a slot can be had without holding up the active generations."""
-        ids, scope = generation.history, generation.request.cache_scope
-        return not self.active or self.store.is_prepared(ids, scope, generation.stored)
 
     def _fits(self, generation: Generation) -> bool:
         """Whether the pool has room for the generation and some growth; True if no other is active."""
@@ -362,7 +321,7 @@ class Scheduler:
         end within that of the prompt, the generation ends. The first chunk is always evaluated, so that
         repeated requests get further.
         """
-        seconds = self.chunk_size.least_seconds
+        seconds = CHUNK * (self.chunk_size.row_seconds or 0.0)
         if generation.n_chunks and generation.time_left(now) < seconds:
             generation.finish_reason = "length"
             return False

@@ -1,7 +1,7 @@
 """The registry of drafters: one entry each. A drafter proposes tokens; it never decides.
 
-A new drafter needs a file with a class derived from `core.interfaces.Drafter` like its entry and a function
-`make`, and an entry here. All other code, from the planner to the statistics, uses the attributes of the
+A new drafter needs a file with a class derived from `core.interfaces.Drafter` like its entry, and an entry
+here. All other code, from the planner to the statistics, uses the attributes of the
 entry, never its name. Importing this package loads no drafter and no numpy: a file is imported when its
 drafter is made.
 """
@@ -66,24 +66,33 @@ class DrafterEntry:
         return self.option or self.name
 
 
-def _factory(module: str, name: str = "make") -> Callable[[DrafterInputs], Drafter | None]:
-    """A function of a file in this package, which is imported at the first call."""
+def _factory(
+    module: str, name: str = "make", takes: str | None = None
+) -> Callable[[DrafterInputs], Drafter | None]:
+    """A class or function of a file in this package, which is imported at the first call. takes: which of the
+    inputs it is called with, where that is not None; "": none of them; None: all of them, as an object.
+    """
 
     def make(inputs: DrafterInputs) -> Drafter | None:
-        made: Drafter | None = getattr(import_module(f"specllama.drafters.{module}"), name)(inputs)
+        given = [getattr(inputs, takes)] if takes else [inputs] if takes is None else []
+        if None in given:
+            return None
+        made: Drafter | None = getattr(import_module(f"specllama.drafters.{module}"), name)(*given)
         return made
 
     return make
 
 
 GRAMMAR = DrafterEntry(
-    "grammar", _factory("grammar"), "grammar", continues=True, forces=True,
+    "grammar", _factory("grammar", "GrammarDrafter", ""), "grammar", continues=True, forces=True,
     prior=(0.95,),  # the target may split the forced text into other tokens
 )  # fmt: skip
-PREDICTION = DrafterEntry("prediction", _factory("prediction"), "prediction", option="copy")
-COPY = DrafterEntry("copy", _factory("copy"), "copy")
-HISTORY = DrafterEntry("memory", _factory("history"), "memory", option="copy")
-CORPUS = DrafterEntry("corpus", _factory("history", "make_corpus"), "corpus", option="copy")
+PREDICTION = DrafterEntry(
+    "prediction", _factory("prediction", "PredictionDrafter", ""), "prediction", option="copy"
+)
+COPY = DrafterEntry("copy", _factory("copy", "CopyDrafter", ""), "copy")
+HISTORY = DrafterEntry("memory", _factory("history", "HistoryDrafter", "history"), "memory", option="copy")
+CORPUS = DrafterEntry("corpus", _factory("history", "CorpusDrafter", "corpus"), "corpus", option="copy")
 MODEL = DrafterEntry(
     "model", _factory("foreign"), "model", needs_draft_model=True, runs_model=True, continues=True
 )  # fmt: skip

@@ -15,10 +15,8 @@ from typing import NamedTuple
 
 from specllama.core.image_rows import without_images
 from specllama.core.interfaces import Alternative, Drafter, Mask, Proposal, Sampler
-from specllama.drafters import COPY, DrafterInputs
+from specllama.drafters import COPY
 from specllama.drafters.ngrams import NO_TOKEN, Index, TokenIndex
-
-# Edits that a text makes to the source it copies, remembered so that they are repeated.
 
 
 class Edit(NamedTuple):
@@ -372,8 +370,3 @@ class CopyDrafter(Drafter, like=COPY):
     def forget(self, seq_id: int) -> None:
         """The sequence ended; unknown ones are ignored."""
         self._texts.pop(seq_id, None)
-
-
-def make(inputs: DrafterInputs) -> CopyDrafter:  # noqa: ARG001
-    """The drafter, which needs no inputs."""
-    return CopyDrafter()

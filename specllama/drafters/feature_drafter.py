@@ -29,9 +29,6 @@ from specllama.core.sampling.proposal import propose
 from specllama.core.sequence import common_prefix
 from specllama.drafters import HEAD
 
-# The latest hidden states of the target, by sequence and position, for the heads that draft from them.
-
-
 KEPT_ROWS = 256  # of a sequence: a head's cache reaches back this far where it was not kept up to date
 
 
@@ -146,13 +143,13 @@ class FeatureDrafter(CachingDrafter, Generic[Head, State], like=HEAD):
     """
 
     def __init__(
-        self, heads: Sequence[Head], n_vocab: int, confident: bool, end_ids: Collection[int]
+        self, head: Head, n_vocab: int, confident: bool = True, end_ids: Collection[int] = ()
     ) -> None:
-        self.head, self.confident, self.end_ids = heads[0], confident, frozenset(end_ids)
+        self.head, self.confident, self.end_ids = head, confident, frozenset(end_ids)
         self.n_vocab = min(n_vocab, self.head.n_vocab)
         self._features = FeatureRows(self.head.n_seq_max, self.head.n_features)
         self.states: dict[int, State] = {}
-        self.cells = [HeadCells(head) for head in heads]
+        self.cells = [HeadCells(head)]
         self.scopes = dict.fromkeys(range(self.head.n_seq_max), "")  # whose ids the caches hold
 
     def features_decoded(
@@ -224,11 +221,6 @@ class BlockDrafter(FeatureDrafter[BlockHead, _BlockState]):
     """Drafts a block at a time. After a block there are no more proposals until tokens are committed."""
 
     drafts_blocks = True
-
-    def __init__(
-        self, head: BlockHead, n_vocab: int, confident: bool = True, end_ids: Collection[int] = ()
-    ) -> None:
-        super().__init__([head], n_vocab, confident, end_ids)
 
     def start(self, seq_id: int, prompt: Sequence[int], sampler: Sampler, mask: Mask | None = None) -> None:
         self._begin(seq_id, _BlockState(list(prompt), sampler.limited(self.n_vocab), mask))

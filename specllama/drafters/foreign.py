@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -226,7 +227,8 @@ class _Draft:
 
 
 class _TargetRule:
-    """The sequence's sampler for the rows of the draft model: positions and history are the target's.
+    """The sequence's sampler for the rows of the draft model: positions and history are the target's. It has
+    what a draft model uses of a Sampler.
 
     n_vocab: of the shared space. draft: of the round.
     """
@@ -238,10 +240,7 @@ class _TargetRule:
         self._sampler, self._mask, self._text = sampler, mask, text
         self.greedy = sampler.greedy
 
-    def limited(self, n_vocab: int) -> Sampler:  # noqa: ARG002
-        return self
-
-    def widened(self, n_vocab: int) -> Sampler:  # noqa: ARG002
+    def limited(self, n_vocab: int) -> _TargetRule:  # noqa: ARG002
         return self
 
     def choose(
@@ -255,14 +254,6 @@ class _TargetRule:
         """history, mask, ahead: not used, since they are of the draft's tokens."""
         drafted = [*self.draft.base, *self.draft.retokenized.tokens, *self.draft.retokenized.pending]
         return self._sampler.choose(row, self._text.tokens, margin, self._mask, drafted)
-
-    def advance(self, choice: SampledToken) -> None:
-        self._sampler.advance(choice)
-
-    def final_logprobs(
-        self, row: Row, history: Sequence[int], mask: Mask | None, token: int, n: int
-    ) -> tuple[float, list[tuple[int, float]]]:
-        return self._sampler.final_logprobs(row, history, mask, token, n)
 
 
 @dataclass(slots=True)
@@ -406,7 +397,7 @@ class ForeignDrafter(CachingDrafter, like=MODEL):
         one.text.settle()
         settled, tail = one.text.settled, one.text.tail(base)
         if one.history_of is None:
-            self._model.start(seq_id, [*settled, *tail], one.rule)
+            self._model.start(seq_id, [*settled, *tail], cast(Sampler, one.rule))
         else:
             self._model.rewrite(seq_id, one.n_settled, [*settled[one.n_settled :], *tail])
         one.history_of, one.n_settled = history_of, len(settled)

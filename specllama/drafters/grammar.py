@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from specllama.core.interfaces import Drafter, Mask, Proposal, Sampler
-from specllama.drafters import GRAMMAR, DrafterInputs
+from specllama.drafters import GRAMMAR
 
 
 class GrammarDrafter(Drafter, like=GRAMMAR):
@@ -45,8 +45,3 @@ class GrammarDrafter(Drafter, like=GRAMMAR):
     def forget(self, seq_id: int) -> None:
         self.masks.pop(seq_id, None)
         self._runs.pop(seq_id, None)
-
-
-def make(inputs: DrafterInputs) -> GrammarDrafter:  # noqa: ARG001
-    """The drafter, which needs no inputs."""
-    return GrammarDrafter()

@@ -33,7 +33,7 @@ from specllama.core.interfaces import (
 from specllama.core.sequence import common_prefix
 from specllama.core.translation import KeptTokens
 from specllama.drafters import DrafterInputs
-from specllama.drafters.feature_drafter import BlockDrafter, FeatureDrafter, HeadState
+from specllama.drafters.feature_drafter import BlockDrafter, FeatureDrafter, HeadCells, HeadState
 
 N_BEHIND = 64  # rows of a text that a deeper head evaluates at most before it drafts
 
@@ -70,7 +70,8 @@ class HeadDrafter(FeatureDrafter[DraftHead, _State]):
     def __init__(
         self, head: DraftHead, n_vocab: int, confident: bool = True, end_ids: Collection[int] = ()
     ) -> None:
-        super().__init__([head, *head.following], n_vocab, confident, end_ids)
+        super().__init__(head, n_vocab, confident, end_ids)
+        self.cells += map(HeadCells, head.following)
         self._has_all_ids = n_vocab <= head.n_vocab
 
     def start(self, seq_id: int, prompt: Sequence[int], sampler: Sampler, mask: Mask | None = None) -> None:
@@ -277,9 +278,6 @@ def make(inputs: DrafterInputs) -> HeadDrafter | BlockDrafter | None:
     if isinstance(inputs.head, BlockHead):
         return BlockDrafter(inputs.head, inputs.n_vocab, inputs.confident, inputs.end_ids)
     return HeadDrafter(inputs.head, inputs.n_vocab, inputs.confident, inputs.end_ids)
-
-
-# A trimmed head with a tokenizer of its own, as one with the target's ids.
 
 
 class TrimmedHead:

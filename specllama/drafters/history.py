@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from specllama.drafters import CORPUS, HISTORY, DrafterInputs
+from specllama.drafters import CORPUS, HISTORY
 from specllama.drafters.copy import CopiedText, CopyDrafter
 from specllama.drafters.ngrams import MAX_COMPARED, RequestHistory, Ring, RingIndex
 
@@ -61,13 +61,3 @@ class CorpusDrafter(HistoryDrafter, like=CORPUS):
 
     def set_scope(self, seq_id: int, scope: str | None) -> None:
         """The corpus has no scopes."""
-
-
-def make(inputs: DrafterInputs) -> HistoryDrafter | None:
-    """The drafter, None where no texts are kept."""
-    return None if inputs.history is None else HistoryDrafter(inputs.history)
-
-
-def make_corpus(inputs: DrafterInputs) -> CorpusDrafter | None:
-    """The drafter of the corpus, None without one."""
-    return None if inputs.corpus is None else CorpusDrafter(inputs.corpus)

@@ -14,21 +14,20 @@ from typing import Any
 import numpy as np
 
 from specllama.core.interfaces import Proposal
-from specllama.drafters import PREDICTION, DrafterInputs
+from specllama.drafters import PREDICTION
 from specllama.drafters.copy import CopiedText, CopyDrafter, Divergence
-from specllama.drafters.ngrams import MAX_COMPARED, N_CANDIDATES, N_GRAM, NO_TOKEN
+from specllama.drafters.ngrams import N_CANDIDATES, N_GRAM, NO_TOKEN, Index
 
 LEAST_CONFIDENCE = 0.3  # of a first token: with less, the prompt's own copies come first
 
 
-class PredictionIndex:
-    """An `Index` whose source is the prediction. left: the position at which the last copy ended.
+class PredictionIndex(Index):
+    """The prediction is the source. left: the position at which the last copy ended.
 
     The 3-grams of the source are sorted, equal ones by position: 12 bytes per token.
     """
 
     __slots__ = ("_grams", "_order", "left", "source", "tokens")
-    own = False
 
     def __init__(self, prediction: Sequence[int]) -> None:
         ids = np.array(prediction, np.int64)
@@ -37,13 +36,6 @@ class PredictionIndex:
         self._grams, self._order = grams[order], order.astype(np.int32)
         self.source, self.tokens = array("i", [*prediction, NO_TOKEN]), array("i")
         self.left = 0
-
-    def build(self, n_tokens: int) -> int:  # noqa: ARG002
-        """Nothing: the text itself is not indexed."""
-        return 0
-
-    def append(self, token: int) -> None:
-        self.tokens.append(token)
 
     def candidates(self) -> list[int]:
         """The positions after the last three tokens of the text; those after `left` first, then those before
@@ -58,19 +50,6 @@ class PredictionIndex:
         at = int(np.searchsorted(places, self.left - N_GRAM))
         near = [*places[at : at + N_CANDIDATES], *places[max(0, at - N_CANDIDATES) : at][::-1]]
         return [int(place) + N_GRAM for place in near[:N_CANDIDATES]]
-
-    def longest(self, among: Sequence[int] | None = None) -> tuple[int, int]:
-        """(position, length) of the candidate with the longest match before it; the first of equal ones,
-        (0, 0) without any.
-        """
-        source, tokens, best, length = self.source, self.tokens, 0, 0
-        for end in self.candidates() if among is None else among:
-            k, most = N_GRAM, min(end, len(tokens), MAX_COMPARED)
-            while k < most and source[end - k - 1] == tokens[-k - 1]:
-                k += 1
-            if k > length:
-                best, length = end, k
-        return best, length
 
 
 def _packed(a: Any, b: Any, c: Any) -> Any:
@@ -113,8 +92,3 @@ class PredictionDrafter(CopyDrafter, like=PREDICTION):
     def propose(self, seq_id: int, limit: int) -> list[Proposal]:
         run = super().propose(seq_id, limit)
         return run if run and run[0].confidence >= LEAST_CONFIDENCE else []
-
-
-def make(inputs: DrafterInputs) -> PredictionDrafter:  # noqa: ARG001
-    """The drafter, which needs no inputs."""
-    return PredictionDrafter()

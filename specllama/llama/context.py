@@ -159,9 +159,6 @@ def check_branches(
         raise LimitError(f"a decode has at most {n_branches} branches, each after a row of the batch")
 
 
-# Which sequences of a recurrent context can be rolled back after a decode.
-
-
 def rows_to_roll_back(seq_ids: Sequence[int], max_rollback: int, n_at_once: int) -> dict[int, int]:
     """Rows of each sequence that can be rolled back after a decode of rows of these sequences, by seq_id:
     of those that it ended with, all at once. max_rollback: states kept; n_at_once: n_ubatch.

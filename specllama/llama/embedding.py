@@ -6,7 +6,7 @@ Nothing is kept from one decode to the next. Knows token ids and rows of floats,
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -68,8 +68,8 @@ class EmbeddingContext(NativeContext):
         ]
         if len(texts) > 1:
             self._limits.check_rows(len(rows), len(rows))
-        for part in self._parts(rows):
-            self._decode(part)
+        for begin in range(0, len(rows), self.n_rows):
+            self._decode(rows[begin : begin + self.n_rows])
         if self.pooling != "none":
             return [self._vector(llama.llama_get_embeddings_seq(self.handle, i)) for i in range(len(texts))]
         one_by_one = iter(range(len(rows)))
@@ -78,10 +78,6 @@ class EmbeddingContext(NativeContext):
             for text in texts
         ]
         return [np.concatenate(own) for own in vectors]
-
-    def _parts(self, rows: Sequence[BatchRow]) -> Iterator[Sequence[BatchRow]]:
-        for begin in range(0, len(rows), self.n_rows):
-            yield rows[begin : begin + self.n_rows]
 
     def _decode(self, rows: Sequence[BatchRow]) -> None:
         tokens = [row.token for row in rows]

@@ -324,9 +324,6 @@ class BlockContext(NativeContext):
         llama.llama_memory_seq_rm(self.memory, seq_id, pos, -1)
 
 
-# The hidden states that a target gives out for a head.
-
-
 _LAST = -1  # instead of a layer: the rows before the output norm
 
 

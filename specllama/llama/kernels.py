@@ -236,19 +236,11 @@ def _call(library: Any, name: str, result: Any, *arguments: Any) -> Any:
 
 def _put(library: Any, room: int, values: NDArray[np.float64], kind: int) -> ctypes.c_void_p:
     dense = np.ascontiguousarray(values, np.float16 if kind == _F16 else np.float32)
-    shape = [ctypes.c_int64(n) for n in [*reversed(dense.shape), 1, 1][:4]]
-    shape += [ctypes.c_int64(1)] * (4 - len(shape))
-    tensor = _call(
-        library,
-        "ggml_new_tensor_4d",
-        ctypes.c_void_p,
-        ctypes.c_void_p(room),
-        ctypes.c_int(kind),
-        *shape,
-    )
-    address = _call(library, "ggml_get_data", ctypes.c_void_p, ctypes.c_void_p(tensor))
+    pointer, shape = ctypes.c_void_p, [ctypes.c_int64(n) for n in [*reversed(dense.shape), 1, 1][:4]]
+    tensor = _call(library, "ggml_new_tensor_4d", pointer, pointer(room), ctypes.c_int(kind), *shape)
+    address = _call(library, "ggml_get_data", pointer, pointer(tensor))
     ctypes.memmove(address, dense.ctypes.data, dense.nbytes)
-    return ctypes.c_void_p(tensor)
+    return pointer(tensor)
 
 
 def _compute(library: Any, room: int, node: int, shape: tuple[int, ...]) -> NDArray[np.float32]:

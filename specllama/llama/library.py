@@ -22,18 +22,15 @@ from specllama.errors import EngineError, UsageError, option
 from specllama.llama.kernels import load
 from specllama.llama.vision_build import TESTED
 
-# llama.cpp's log: keeps the last warnings and errors, which explain a failed load; optionally prints all.
-#
-# library.py installs the callback before anything else of llama.cpp runs.
-
-
 _WARNING, _ERROR, _CONTINUATION = 3, 4, 5  # ggml_log_level
 _KEPT = 200  # lines
 _CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)  # ggml_log_callback
 
 
 class LlamaLog:
-    """Keeps the last lines of level warning and error. verbose: also writes every line to stderr."""
+    """Keeps llama.cpp's last lines of level warning and error, which explain a failed load. verbose: also
+    writes every line to stderr.
+    """
 
     def __init__(self) -> None:
         self.verbose = False
@@ -200,9 +197,6 @@ def compiled() -> str:
         kept = [f"{one.name} {one.stat().st_size} {one.stat().st_mtime_ns}" for one in entries]
     kept = [*sorted(kept), *filter(None, (KERNELS.identity,))]
     return hashlib.sha256("\n".join(kept).encode()).hexdigest()[:16]
-
-
-# The devices and buffer types that this build of llama.cpp can use.
 
 
 _GPU_TYPES = (1, 2)  # ggml_backend_dev_type: GPU, integrated GPU

@@ -19,9 +19,6 @@ from specllama.models.memory.available import physical_cores
 from specllama.models.memory.cost import tensor_overrides
 from specllama.text.grammar import with_large_stack
 
-# llama.cpp's parameters for a context, from the settings of its model.
-
-
 _GGML_TYPES = {
     "f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "iq4_nl": 20, "bf16": 30,
 }  # fmt: skip
@@ -77,9 +74,6 @@ class NativeContext:
         if self.handle:
             llama.llama_free(self.handle)
             self.handle = None
-
-
-# llama.cpp's parameters for loading a model, from its settings.
 
 
 _SPLIT = {"none": 0, "layer": 1, "row": 2, "tensor": 3}  # llama_split_mode
@@ -474,9 +468,6 @@ def _load_error(path: str) -> Exception:
     return IntegrityError(
         f"llama.cpp cannot load {path}: {reason}", "get the file again, or another quant of it"
     )
-
-
-# Tokens of a vocabulary with a meaning of their own: around a gap in a text, and at the end of a turn.
 
 
 class FimTokens(NamedTuple):

@@ -116,7 +116,7 @@ class LoadedEngine:
     @property
     def step_due_in(self) -> float | None:
         if self.decoding:
-            return _ENCODING_SECONDS if self.tuner is None and self.engine.encoding else 0.0
+            return _ENCODING_SECONDS if self.tuner is None and self.engine.scheduler.encoding else 0.0
         if self.intake.busy:
             return None
         history, due = self.loaded.history, [self.idle.due_in]
@@ -180,7 +180,7 @@ class LoadedEngine:
             draft_min=message.draft_min,
             draft_p_min=message.draft_p_min,
         )
-        self.engine.policy = self.loaded.policy(message.runs_models)
+        self.engine.scheduler.policy = self.loaded.policy(message.runs_models)
         self.send(tune_messages.Configured())
 
     def _generate(self, message: protocol.Generate, size: int) -> None:
@@ -282,7 +282,7 @@ class LoadedEngine:
     ) -> protocol.Done:
         """The last message of a generation. text, runs: the output that was held back until now."""
         g, profile = r.generation, self.loaded.profile
-        verdict = drafting_verdict(self.loaded.off_reason, self.engine.policy, g)
+        verdict = drafting_verdict(self.loaded.off_reason, self.engine.scheduler.policy, g)
         if verdict.by_costs:
             profile.distrust_stored_t2()
         stored_t1, pace = profile.plain_t1(len(g.history))

@@ -69,11 +69,11 @@ class IdleMeasurer:
 
     def apply(self) -> None:
         engine, slots = self._engine, len(self._engine.slots)
-        engine.max_rows, engine.epsilon = self._loaded.profile.row_limit(slots)
+        engine.decoder.max_rows, engine.epsilon = self._loaded.profile.row_limit(slots)
 
     def notes(self) -> list[Note]:
         """A note for the user if drafts are shorter than the requested length."""
-        max_rows, draft_max = self._engine.max_rows, self._loaded.settings.draft_max
+        max_rows, draft_max = self._engine.decoder.max_rows, self._loaded.settings.draft_max
         if max_rows is None or draft_max is None or draft_max < max_rows:
             return []
         return [
@@ -186,7 +186,7 @@ class ExactMode:
             return stored or ExactRows(min(DEFAULT_WIDTH, most), best_chunk(inf, context.n_batch))
         before = profile.exact_rows
         width = best_width(self._curve(most), most, DEFAULT_WIDTH if before is None else before.width)
-        chunk, row_seconds = profile.exact_chunk, self._engine.row_seconds
+        chunk, row_seconds = profile.exact_chunk, self._engine.scheduler.chunk_size.row_seconds
         if chunk is None:
             chunk = best_chunk(inf if row_seconds is None else row_seconds, context.n_batch)
         held = before.width if before is not None else DEFAULT_WIDTH

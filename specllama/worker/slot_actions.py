@@ -85,7 +85,7 @@ class SlotActions:
         except OSError as error:
             raise UsageError(f"the slot cannot be restored: {error.strerror or error}") from None
         self._store.free(slot)
-        self._engine.policy.forget(slot.seq_id)
+        self._engine.scheduler.policy.forget(slot.seq_id)
         if WHOLE not in record.parts or target.load(slot.seq_id, record.parts[WHOLE]) != len(record.ids):
             empty(target, slot)
             raise UsageError("the slot cannot be restored: the context has no room for it, or it is damaged")

@@ -123,7 +123,7 @@ def answers(front: Front, *requests: m.Generate) -> tuple[list[list[int]], Count
 def in_turn(front: Front) -> None:
     assert front.core.engine is not None
     models = [d for d in loaded(front).drafters if d.runs_model]
-    front.core.engine.policy = InTurn(models, 3)
+    front.core.engine.scheduler.policy = InTurn(models, 3)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])

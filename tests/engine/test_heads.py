@@ -262,7 +262,7 @@ def test_cells_whose_features_are_gone_are_left_out(pair, kind: str) -> None:
     for _ in range(280):  # more than the features that are kept
         engine.step()
     assert one.drafter.cache_state(generation.seq_id).n_held == 0
-    engine.policy = Fixed([one.drafter], 3)
+    engine.scheduler.policy = Fixed([one.drafter], 3)
     while engine.busy:
         engine.step()
     assert generation.output == plain(one, request(temperature=0.0, n=300))[0]
@@ -355,5 +355,5 @@ def test_an_engine_without_the_head_goes_on_when_it_fails(pair, monkeypatch) -> 
     while engine.busy:
         engine.step()
     assert engine.draft_failed
-    assert engine.policy.drafters == []
+    assert engine.scheduler.policy.drafters == []
     assert generation.output == plain(one, request())[0]

@@ -65,7 +65,7 @@ def check(engine: Engine) -> None:
     for slot in engine.slots:
         if slot.owner is None:
             assert engine.target.n_past(slot.seq_id) == len(slot.ids)
-    for drafter in engine.policy.drafters:
+    for drafter in engine.scheduler.policy.drafters:
         if isinstance(drafter, ModelDrafter):
             for seq_id, cells in drafter.cells.items():
                 assert drafter.context.n_past(seq_id) == len(cells)

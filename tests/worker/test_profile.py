@@ -160,13 +160,13 @@ def test_a_long_context_has_a_curve_of_its_own(tmp_path: Path, monkeypatch: pyte
 def test_configuring_keeps_what_was_learnt(front: Front) -> None:
     front.core.handle(Configure(None))
     assert front.core.engine is not None
-    policy = front.core.engine.policy
+    policy = front.core.engine.scheduler.policy
     front.ids(messages=ZIP, params=FEW)
     front.core.handle(Configure(4))
-    assert front.core.engine.policy is not policy
+    assert front.core.engine.scheduler.policy is not policy
     front.ids(messages=ZIP, params=FEW)
     front.core.handle(Configure(None))
-    assert front.core.engine.policy is policy
+    assert front.core.engine.scheduler.policy is policy
 
 
 def test_without_calibration_nothing_is_stored(tmp_path: Path) -> None:

@@ -19,12 +19,13 @@ N_STEADY = 3  # from this one on, decodes in a row of one width take equally lon
 @dataclass(frozen=True, slots=True)
 class DraftBranch:
     """A second candidate of a draft and what follows it, in place of the draft's tokens from index `at` on.
-    source: its drafter.
+    source: its drafter. chance: of its first token, by the drafter's own confidence.
     """
 
     at: int
     tokens: Sequence[int]
     source: str
+    chance: float = field(default=0.0, compare=False)
 
 
 @dataclass(slots=True)
@@ -126,7 +127,8 @@ def matching(branches: Sequence[DraftBranch], n_accept: int, token: int) -> Iter
 class Policy(ABC):
     """Calls the drafters before each decode and learns from the outcome. drafters: in the order in which they
     are tried. forcing: the first drafter of forced tokens, None without one. with_alternatives: whether
-    drafts may have branches now.
+    drafts may have branches now. forced_sources, model_sources, predicting_sources: names of the drafters
+    whose tokens are forced, not guessed; of draft models and heads; of those that draft from predictions.
     """
 
     def __init__(self, drafters: Sequence[Drafter]) -> None:
@@ -135,6 +137,9 @@ class Policy(ABC):
     def _set_drafters(self, drafters: Sequence[Drafter]) -> None:
         self.drafters = list(drafters)
         self.forcing = next((d for d in drafters if d.forces), None)
+        self.forced_sources = frozenset(d.name for d in drafters if d.forces)
+        self.model_sources = frozenset(d.name for d in drafters if d.runs_model)
+        self.predicting_sources = frozenset(d.name for d in drafters if d.predicts)
         self.with_alternatives = False
 
     def _use_alternatives(self, wanted: bool) -> None:
@@ -143,21 +148,6 @@ class Policy(ABC):
             self.with_alternatives = wanted
             for drafter in self.drafters:
                 drafter.with_alternatives = wanted
-
-    @property
-    def forced_sources(self) -> frozenset[str]:
-        """Names of the drafters whose tokens are forced, not guessed; acceptance rates leave them out."""
-        return frozenset(d.name for d in self.drafters if d.forces)
-
-    @property
-    def model_sources(self) -> frozenset[str]:
-        """Names of the draft models and heads, whose tokens cost decodes."""
-        return frozenset(d.name for d in self.drafters if d.runs_model)
-
-    @property
-    def predicting_sources(self) -> frozenset[str]:
-        """Names of the drafters that draft from the predictions of requests."""
-        return frozenset(d.name for d in self.drafters if d.predicts)
 
     def start(
         self,

@@ -8,21 +8,11 @@ tokens chosen from it are a prefix. Knows no drafters and no clock.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heapreplace
 
 from specllama.core.interfaces import Alternative
 from specllama.core.policy.base import DraftBranch, RoundLimits
-
-
-@dataclass(frozen=True, slots=True)
-class CandidateBranch:
-    """A second candidate in place of the token at index `at`, and what follows it. chance: of its first
-    token, by the drafter's own confidence.
-    """
-
-    branch: DraftBranch
-    chance: float
 
 
 @dataclass(slots=True)
@@ -41,7 +31,7 @@ class CandidateDraft:
     path_probs: list[float] = field(default_factory=list)
     expected: list[float] = field(default_factory=list)
     forced: bool = False
-    branches: list[CandidateBranch] = field(default_factory=list)
+    branches: list[DraftBranch] = field(default_factory=list)
 
     def add(self, token: int, source: str, bin_: int, chance: float) -> None:
         """Append one token. chance: that it is right if all tokens before it are."""
@@ -71,7 +61,7 @@ class CandidateDraft:
         """Add a second candidate, if there is one, in place of token `at`."""
         if other is not None:
             chance = (self.path_probs[at - 1] if at else 1.0) * other.confidence
-            self.branches.append(CandidateBranch(DraftBranch(at, other.tokens, source), chance))
+            self.branches.append(DraftBranch(at, other.tokens, source, chance))
 
     def expected_accepted(self, n: int) -> float:
         """Expected number of accepted tokens among the first n."""
@@ -182,7 +172,7 @@ def rows_and_tokens(
     return rows, tokens
 
 
-def best_branches(possible: Iterable[CandidateBranch], limits: RoundLimits, n_rows: int) -> list[DraftBranch]:
+def best_branches(possible: Iterable[DraftBranch], limits: RoundLimits, n_rows: int) -> list[DraftBranch]:
     """The most probable second candidates of a draft, at most `n_rows` tokens.
 
     A draft with them is a tree. Where the target leaves the draft for a branch, the tokens after it are known
@@ -192,8 +182,8 @@ def best_branches(possible: Iterable[CandidateBranch], limits: RoundLimits, n_ro
     """
     chosen = list[DraftBranch]()
     for one in sorted(possible, key=lambda b: -b.chance)[: limits.n_branches]:
-        tokens = one.branch.tokens[: max(0, n_rows)]
+        tokens = one.tokens[: max(0, n_rows)]
         n_rows -= len(tokens)
         if tokens:
-            chosen.append(DraftBranch(one.branch.at, tokens, one.branch.source))
+            chosen.append(replace(one, tokens=tokens))
     return chosen

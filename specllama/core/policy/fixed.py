@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from specllama.core.interfaces import CachingDrafter, Drafter, Proposal
 from specllama.core.policy.base import CHAINS, Draft, DraftBranch, Policy, Round, RoundLimits
-from specllama.core.policy.candidates import CandidateBranch, best_branches
+from specllama.core.policy.candidates import best_branches
 
 COPY_FLOOR = 0.5  # a copy less likely than this leaves the round to the draft model
 CATCH_UP_IDS = 128  # most ids that a drafter evaluates at once while other sequences are decoded
@@ -111,10 +111,10 @@ class Fixed(Policy):
                 draft = drafts[seq]
                 draft.tokens, draft.sources = run.tokens, run.sources
                 draft.n_discarded += run.n_discarded if drafter.runs_model else 0
-                seconds_of = [(at, p.other) for at, p in enumerate(run.proposals) if p.other is not None]
                 possible = [
-                    CandidateBranch(DraftBranch(at, list(other.tokens), run.sources[at]), other.confidence)
-                    for at, other in seconds_of
+                    DraftBranch(at, list(other.tokens), run.sources[at], other.confidence)
+                    for at, proposal in enumerate(run.proposals)
+                    if (other := proposal.other) is not None
                 ]
                 draft.branches = best_branches(possible, limits, limits.n_tokens - len(run.proposals))
         return drafts

@@ -437,21 +437,11 @@ class Planner(Policy):
             self._spent[model.name] = budget.spent - spent
         for seq, draft in drafts.items():
             self._plans[seq].modelled = draft  # set after the loop, which may raise
-            without = self._rate_of(candidates[seq], counts[seq], rest[seq], budget)
-            n, rate = best_affordable_length(draft.expected, budget, *rest[seq])
-            if rate > without:
+            rows, tokens = rest[seq]
+            without = counts[seq] if budget.allows(rows + counts[seq]) else 0
+            n, rate = best_affordable_length(draft.expected, budget, rows, tokens)
+            if rate > budget.rate(tokens + candidates[seq].expected_accepted(without), rows + without):
                 candidates[seq], counts[seq] = draft, n
-
-    def _rate_of(
-        self, candidate: CandidateDraft, n: int, rest: tuple[int, float], budget: RoundBudget
-    ) -> float:
-        """The round's rate with the candidate's first n tokens, without them where the round can no longer
-        afford them.
-        """
-        rows, tokens = rest
-        if n and not budget.allows(rows + n):
-            n = 0
-        return budget.rate(tokens + candidate.expected_accepted(n), rows + n)
 
     # Learning
 
@@ -493,6 +483,6 @@ def _add_branches(
     left = max_rows - sum(len(draft.tokens) for draft in drafts.values())
     for seq, draft in drafts.items():
         n = len(draft.tokens)
-        possible = [b for b in candidates[seq].branches if b.branch.at <= n]
+        possible = [b for b in candidates[seq].branches if b.at <= n]
         draft.branches = best_branches(possible, limits, min(left, limits.n_tokens - n))
         left -= draft.n_in_branches

@@ -403,15 +403,11 @@ class ModelBased:
     ) -> None:
         self.drafter, self.name, self.learnt = drafter, drafter.name, learnt
         self.posterior: DrafterPosterior = learnt.models[drafter.name]
+        self.steps = self.posterior.steps
         self.clock, self.config = clock, config
         self.caching = drafter if isinstance(drafter, CachingDrafter) else None
         self.is_head = drafter.reads_features
         self._in_blocks = drafter.drafts_blocks
-
-    @property
-    def steps(self) -> StepCosts:
-        """Times of its steps."""
-        return self.posterior.steps
 
     def catch_up(self, seq: int, t1: float, credit: float, seconds: float, *, alone: bool = True) -> CatchUp:
         """The work before its first token. t1: seconds of a plain decode. credit: what may be lost, in t1.

@@ -29,12 +29,6 @@ if TYPE_CHECKING:
     from specllama.core.sequence import Generation
 
 
-# Which prefixes of a prompt are there: in the slots of a context, and among the stored texts.
-
-
-# A slot: a sequence of the target's cache, and what is in it.
-
-
 @dataclass(slots=True)
 class Slot:
     """A sequence of the target's cache. ids: the ids in the cache while no generation uses it. partials:
@@ -166,24 +160,9 @@ class PrefixFinder:
         return (partial.n, partial) if partial is not None else (0, None)
 
 
-# Copies of texts out of the context into RAM, with the draft model's caches of them.
-
-
-@dataclass(slots=True)
-class CopyRate:
-    """How fast states are copied. rate: bytes per second, a guess until it was measured."""
-
-    rate: float = 1e9
-
-    def timed(self, n_bytes: int, seconds: float) -> None:
-        """Learn from a copy, if it took long enough to time."""
-        if n_bytes > 1 << 20 and seconds > 0:
-            self.rate += 0.3 * (n_bytes / seconds - self.rate)
-
-
 class TextCopies:
     """Copies texts of idle slots into RAM. room: see `PrefixStore`. drafter: whose caches are kept with
-    the texts, None for none. rate: of copies, as measured.
+    the texts, None for none. rate: bytes per second that are copied, a guess until it was measured.
     """
 
     def __init__(
@@ -194,8 +173,13 @@ class TextCopies:
         room: Callable[[int], bool] | None,
     ) -> None:
         self._target, self._state_cache, self._clock = target, state_cache, clock
-        self.room, self.rate = room, CopyRate()
+        self.room, self.rate = room, 1e9
         self.drafter: CachingDrafter | None = None
+
+    def timed(self, n_bytes: int, seconds: float) -> None:
+        """Learn the rate from a copy, if it took long enough to time."""
+        if n_bytes > 1 << 20 and seconds > 0:
+            self.rate += 0.3 * (n_bytes / seconds - self.rate)
 
     def can_offload(self, slot: Slot) -> bool:
         """Whether `offload` need not wait for memory. Where it would, a thread prepares the memory, and a
@@ -229,7 +213,7 @@ class TextCopies:
         saved = self._target.save(slot.seq_id)
         if saved is None:
             return False
-        self.rate.timed(n_bytes, self._clock() - started)
+        self.timed(n_bytes, self._clock() - started)
         partials, draft = list(slot.partials), self.draft_of(slot)
         if draft is not None and not self._state_cache.has_room(n_bytes + len(draft), priority):
             draft = None
@@ -245,13 +229,13 @@ class TextCopies:
     def load_draft(self, slot: Slot, draft: Saved | None) -> None:
         """Restore the draft model's cache of an idle slot's text."""
         if self.drafter is not None and draft is not None:
-            self.drafter.load_cache(slot.seq_id, slot.ids, slot.scope, draft, self.rate.rate)
+            self.drafter.load_cache(slot.seq_id, slot.ids, slot.scope, draft, self.rate)
 
     def draft_of(self, slot: Slot) -> Saved | None:
         """The draft model's cache of an idle slot's text, None for none."""
         if self.drafter is None:
             return None
-        return self.drafter.save_cache(slot.seq_id, slot.ids, slot.scope, self.rate.rate)
+        return self.drafter.save_cache(slot.seq_id, slot.ids, slot.scope, self.rate)
 
 
 _OFFLOAD_SECONDS = 0.1  # after which no further text is copied between two rounds
@@ -325,7 +309,7 @@ class PrefixStore:
         return evicted is None or self.copies.can_offload(evicted)
 
     def _sources(self, wanted: Ids, scope: str, stored: CachedSequence | None = None) -> list[PrefixSource]:
-        return self._finder.sources(wanted, scope, self.row_seconds, self.copies.rate.rate, stored)
+        return self._finder.sources(wanted, scope, self.row_seconds, self.copies.rate, stored)
 
     def acquire_slot_alone(self, ids: Sequence[int], chunk: int, scope: str = "") -> tuple[Slot, int]:
         """As `acquire_slot`, with no other cells in the context than those of the slot; called while all are
@@ -424,7 +408,7 @@ class PrefixStore:
             empty(self.target, slot)
             self.state_cache.remove_text(text)
             return slot, 0
-        self.copies.rate.timed(text.n_bytes, self.clock() - started)
+        self.copies.timed(text.n_bytes, self.clock() - started)
         slot.ids, slot.scope, slot.partials = text.ids.tolist(), text.scope, list(text.partials)
         slot.n_prompt, slot.n_begun = text.n_prompt, text.n_begun
         self.copies.load_draft(slot, text.draft)
@@ -495,7 +479,7 @@ class PrefixStore:
         partial.state = self.target.save_partial(slot.seq_id)
         if partial.state is None:
             return
-        self.copies.rate.timed(n_bytes, self.clock() - started)
+        self.copies.timed(n_bytes, self.clock() - started)
         self.state_cache.add_partial(partial)
         slot.partials = [p for p in slot.partials if p.state is not None]
         if self.max_partials is not None and len(slot.partials) >= self.max_partials:

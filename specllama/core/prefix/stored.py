@@ -186,9 +186,6 @@ def n_common(a: Ids, b: Ids) -> int:
     return first if differs[first] else n
 
 
-# The states in RAM, outside of the context: their bytes, and which go when others need room.
-
-
 _TEXT = "answer"  # the kind of boundary at which a cached sequence ends
 
 

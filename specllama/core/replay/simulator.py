@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from math import inf, isfinite
-from typing import Any, NamedTuple
+from typing import Any
 
 from specllama.core.interfaces import (
     Alternative,
@@ -35,9 +35,6 @@ from specllama.core.policy.base import (
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.sampling.sampler import KeyedSampler
 from specllama.core.sequence import common_prefix
-
-# A recorded text, with the choices of a draft at each of its positions.
-
 
 WRONG = -1  # an id that is never right
 
@@ -207,28 +204,16 @@ MakePolicy = Callable[[list[Drafter], Callable[[], float]], Policy]
 GREEDY = SamplingParams(temperature=0)
 
 
-class SecondDraft(NamedTuple):
-    """A second draft in a replay, such as a head next to a draft model; the two need different names. step:
-    as for `Replay`. choices: from a trace to that of the same text with the choices of this draft. make:
-    makes what proposes them.
-    """
-
-    step: Seconds | float
-    choices: Callable[[Trace], Trace]
-    make: MakeDraft
-
-
 class Replay:
     """A loaded pair on a simulated machine; the policy keeps what it learns from one `replay` to the next.
 
     seconds: of the next target decode, by its rows; called once for each decode, so that it may depend on
     those before (`devices.ChangingDevice`). step: seconds of a draft model step of n ids, or a number for one
     id (`steps_at`); None: no draft model. free: makes the copy drafter; None: no copies. disturb: see
-    `SimulatedClock`. prefilled: prompts are in the draft model's cache at no cost. others: further model-free
-    drafters. ended: called with each trace when it is complete. draft: makes what proposes the recorded
-    choices, of a head where that is wanted. second: another draft that competes with it. prompt: called when
-    the prompt of a text is decoded, if given. limits: branches that the target can verify. one_width: all
-    decodes of a text have one width, as where changes cost something.
+    `SimulatedClock`. prefilled: prompts are in the draft model's cache at no cost. ended: called with each
+    trace when it is complete. draft: makes what proposes the recorded choices, of a head where that is
+    wanted. prompt: called when the prompt of a text is decoded, if given. limits: branches that the target
+    can verify. one_width: all decodes of a text have one width, as where changes cost something.
     """
 
     def __init__(
@@ -239,26 +224,21 @@ class Replay:
         free: Callable[[], Drafter] | None,
         disturb: Callable[[float], float] = undisturbed,
         prefilled: bool = True,
-        others: Sequence[Drafter] = (),
         ended: Callable[[Trace], None] = lambda trace: None,  # noqa: ARG005
         draft: MakeDraft = TraceDrafter,
-        second: SecondDraft | None = None,
         prompt: Callable[[], None] | None = None,
         limits: RoundLimits = CHAINS,
         one_width: bool = False,
     ) -> None:
         self._prompt, self._limits, self.one_width = prompt, limits, one_width
         self._last_width = self._n_same = 0  # rows of the last decode, and decodes of it in a row
-        self._ended, self._second, self._choices = ended, None, second.choices if second else None
+        self._ended = ended
         self.machine, self.seconds, self.prefilled = SimulatedClock(disturb), seconds, prefilled
-        drafters: list[Drafter] = [*([free()] if free is not None else []), *others]
+        drafters: list[Drafter] = [free()] if free is not None else []
         self.model = None
         if step is not None:
-            self.model = draft(self.machine, as_steps(step))
+            self.model = draft(self.machine, step if callable(step) else steps_at(step))
             drafters.append(self.model)
-        if second is not None:
-            self._second = second.make(self.machine, as_steps(second.step))
-            drafters.append(self._second)
         self.policy = make_policy(drafters, self.machine.clock)
 
     def replay(self, traces: Sequence[Trace], n_slots: int = 1) -> Replayed:
@@ -279,8 +259,6 @@ class Replay:
     def _begin(self, slot: int, trace: Trace) -> None:
         if self.model is not None:
             self.model.begin(slot, trace, self.prefilled)
-        if self._second is not None and self._choices is not None:
-            self._second.begin(slot, self._choices(trace), self.prefilled)
         self.policy.start(slot, trace.prompt, KeyedSampler(GREEDY, 0, 1))
         if self._prompt is not None:
             self._prompt()
@@ -358,14 +336,6 @@ def steps_at(step: float) -> Seconds:
     return lambda n: step * (1 + CATCH_UP * min(n - 1, MAX_CATCH_UP))
 
 
-def as_steps(step: Seconds | float) -> Seconds:
-    """The seconds of a step by the number of ids that it evaluates. step: these, or the seconds of one id."""
-    return step if callable(step) else steps_at(step)
-
-
-# Simulated heads: they propose recorded choices as a simulated draft model does, at the costs of a head.
-
-
 class TraceHead(TraceDrafter):
     """A head that drafts token by token: tokens that were accepted are evaluated again, with the target's
     hidden states. n_kept: hidden states that are kept of a prompt; earlier tokens are never evaluated.
@@ -419,9 +389,6 @@ class TraceBlocks(TraceHead):
 
 
 # Simulated devices on which a decode's time depends on the widths of those before it, as on a GPU.
-
-
-# Costs of decodes by their rows, from those of some widths.
 
 
 def curve(points: Mapping[int, float], max_rows: int = 66) -> Seconds:

@@ -13,8 +13,6 @@ from specllama.core.interfaces import Alternative, DecodeError, Mask, Proposal, 
 from specllama.core.sampling.rows import top_ids
 from specllama.core.sampling.sampler import NOTHING_LEGAL
 
-# Probabilities of tokens in the softmax of a raw row of logits, whatever the sampling parameters.
-
 
 def probability(row: Row, token: int) -> float:
     """The token's probability in the softmax of the raw row."""

@@ -82,9 +82,6 @@ def keyed_best(seed: int, position: int, ids: NDArray[np.int64], scores: NDArray
     return best
 
 
-# The k largest values of a row of logits, exactly, without sorting the whole row.
-
-
 Ids = NDArray[np.int64]
 
 _BLOCK_SIZE, _SMALL_BLOCK_SIZE = 64, 16

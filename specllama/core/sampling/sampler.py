@@ -183,24 +183,12 @@ class KeyedSampler:
 
     def limited(self, n_vocab: int) -> KeyedSampler:
         """The same rule for a model with a vocabulary of only `n_vocab` tokens."""
-        if n_vocab >= self.n_vocab:
-            return self
-        return self.widened(n_vocab)
+        return self if n_vocab >= self.n_vocab else self.widened(n_vocab)
 
     def widened(self, n_vocab: int) -> KeyedSampler:
         """The same rule for a draft model with tokens that the target lacks: their ids come after its own."""
-        forbidden, barred = tuple(self._forbidden), (self._barred, self._barred_until)
-        return KeyedSampler(
-            self.params,
-            self.seed,
-            n_vocab,
-            forbidden,
-            self.infill,
-            *barred,
-            self._breakers,
-            self._state,
-            self._prompt,
-        )
+        more = self.infill, self._barred, self._barred_until, self._breakers, self._state, self._prompt
+        return KeyedSampler(self.params, self.seed, n_vocab, tuple(self._forbidden), *more)
 
     def _text_of(self, history: Sequence[int]) -> Sequence[int]:
         """The history without images, which that of a draft model does not have."""

@@ -45,7 +45,7 @@ def check_invariant(engine: Engine) -> None:
         assert g.n_past <= len(g.history) - g.prefilled
         if g.prefilled and not engine.target.cuts_need_checkpoint and engine.target.memory == "full":
             assert g.n_past == len(g.history) - 1
-    for drafter in engine.policy.drafters:
+    for drafter in engine.scheduler.policy.drafters:
         if isinstance(drafter, ModelDrafter):
             for seq, state in drafter.states.items():
                 assert drafter.context.cells[seq][: drafter.context.n_past(seq)] == drafter.cells[seq]

@@ -195,13 +195,13 @@ def test_other_texts_go_on_while_an_image_is_encoded():
     engine = Engine(TableContext(N_VOCAB, n_seq_max=2), Fixed([], 0), end_ids={3}, clock=clock())
     image = request_of([5], ("a", 4), [6], waits=10**6)
     waiting = engine.submit(image)
-    assert not engine.encoding
+    assert not engine.scheduler.encoding
     engine.step()
     engine.step()
-    assert engine.encoding
+    assert engine.scheduler.encoding
     assert image.images[0].n_asked > 0
     other = engine.submit(Request([5, 6], SamplingParams(max_tokens=5, ignore_eos=True), 1))
-    assert not engine.encoding
+    assert not engine.scheduler.encoding
     while other.finish_reason is None:
         engine.step()
     assert other.n_output == 5

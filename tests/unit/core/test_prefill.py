@@ -117,9 +117,9 @@ def test_small_chunks_do_not_change_the_measured_row_time(n):
     target = Slow(per_row=0.005, fixed=0.1)
     engine = engine_of(target)
     fill(engine, prompt(200))
-    row_seconds = engine.row_seconds
+    row_seconds = engine.scheduler.chunk_size.row_seconds
     fill(engine, prompt(n, first=5))
-    assert engine.row_seconds == row_seconds
+    assert engine.scheduler.chunk_size.row_seconds == row_seconds
 
 
 def test_a_slow_machine_still_evaluates_whole_chunks():

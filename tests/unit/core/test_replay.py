@@ -244,10 +244,10 @@ def with_and_without_history(machine: str, traces: list[Trace], n_slots: int = 1
     took, points = [], MACHINES[machine]
     for enabled in (False, True):
         memory = RequestHistory()
+        more = [HistoryDrafter(memory)] if enabled else []
         replay = Replay(
-            lambda drafters, clock: Planner(drafters, clock, known(points)),
+            lambda drafters, clock, more=more: Planner([*drafters, *more], clock, known(points)),
             curve(points), None, CopyDrafter,
-            others=[HistoryDrafter(memory)] if enabled else [],
             ended=lambda t, memory=memory: memory.keep("", [*t.prompt, *t.text], len(t.prompt)),
         )  # fmt: skip
         took.append(replay.replay(traces, n_slots).seconds)

@@ -187,7 +187,7 @@ def test_grammars_limits_and_exact_texts_bound_branches():
         exact=True,
         exact_rows=ExactRows(8),
     )
-    exact.policy.drafters[0].texts = {(5, 6, 7): plain(Request([5, 6, 7], params, 3)).output}
+    exact.scheduler.policy.drafters[0].texts = {(5, 6, 7): plain(Request([5, 6, 7], params, 3)).output}
     generation = exact.submit(Request([5, 6, 7], params, 3))
     while exact.busy:
         exact.step()
@@ -205,7 +205,7 @@ def candidate(probs: Sequence[float], branches: Sequence[tuple[int, list[int], f
 
 def best_of(one: CandidateDraft, n: int, limits: RoundLimits, n_rows: int) -> list[DraftBranch]:
     """Those of a draft of which n tokens are verified."""
-    possible = [b for b in one.branches if b.branch.at <= n]
+    possible = [b for b in one.branches if b.at <= n]
     return best_branches(possible, limits, min(n_rows, limits.n_tokens - n))
 
 

@@ -14,7 +14,15 @@ from specllama.core.policy.config import DEFAULT
 from specllama.core.policy.cost_curve import CostCurve
 from specllama.core.policy.planner import Planner
 from specllama.core.policy.posterior import PairState
-from specllama.core.replay.simulator import Replay, SecondDraft, Trace, TraceDrafter, TraceHead, curve
+from specllama.core.replay.simulator import (
+    MakePolicy,
+    Replay,
+    Trace,
+    TraceDrafter,
+    TraceHead,
+    curve,
+    steps_at,
+)
 
 POINTS = {1: 1.0, 2: 1.2, 4: 1.4, 8: 1.9, 16: 3.0, 64: 12.0}  # t(1) by rows
 N_PROMPT, N_TEXT, N_TEXTS, N_LEARNT = 60, 160, 10, 4
@@ -60,13 +68,35 @@ class Texts:
 head = partial(TraceHead, n_kept=256)
 
 
+class Beside(TraceHead):
+    """A head beside a draft model, with its own choices for the same texts. step: its seconds for one id."""
+
+    def __init__(self, model: TraceDrafter, step: float, texts: Texts) -> None:
+        super().__init__(model.machine, steps_at(step), n_kept=256)
+        self._model, self._texts = model, texts
+
+    def start(self, seq_id: int, *_: object) -> None:
+        self.begin(seq_id, self._texts.head_of(self._model.traces[seq_id]), True)
+
+
+def with_head(texts: Texts, step: float, kind: type[Beside] = Beside) -> MakePolicy:
+    """The planner with such a head."""
+
+    def make(drafters: list[Drafter], clock: Callable[[], float]) -> Planner:
+        (model,) = drafters
+        assert isinstance(model, TraceDrafter)
+        return planner([model, kind(model, step, texts)], clock)
+
+    return make
+
+
 def sessions(texts: Texts, model: float, of_head: float) -> tuple[Replay, Replay, Replay]:
     """The draft model alone, the head alone, and both. model, of_head: seconds of a step of each."""
-    seconds, second = curve(POINTS), SecondDraft(of_head, texts.head_of, head)
+    seconds = curve(POINTS)
     return (
         Replay(planner, seconds, model, None),
         Replay(planner, seconds, of_head, None, draft=head),
-        Replay(planner, seconds, model, None, second=second),
+        Replay(with_head(texts, of_head), seconds, model, None),
     )
 
 
@@ -152,8 +182,7 @@ def test_one_without_proposals_leaves_the_sequence_to_the_other() -> None:
             return super().step(drafts) if self.n_steps < 60 else {}
 
     texts = Texts(lambda _: 0.97, lambda _: 0.6)
-    second = SecondDraft(0.05, texts.head_of, head)
-    session = Replay(planner, curve(POINTS), 0.03, None, draft=Silent, second=second)
+    session = Replay(with_head(texts, 0.05), curve(POINTS), 0.03, None, draft=Silent)
     session.replay(texts.model[:1])
     assert isinstance(session.model, Silent)
     session.model.n_steps = 60
@@ -162,7 +191,7 @@ def test_one_without_proposals_leaves_the_sequence_to_the_other() -> None:
     assert done.tokens / done.seconds > 1.3
 
 
-class FailingHead(TraceHead):
+class FailingHead(Beside):
     """Fails at its 30th step."""
 
     n_steps = 0
@@ -176,8 +205,7 @@ class FailingHead(TraceHead):
 
 def test_a_failure_changes_nothing_that_is_learnt_and_the_model_continues() -> None:
     texts = Texts(lambda _: 0.85, lambda _: 0.9)
-    second = SecondDraft(0.03, texts.head_of, partial(FailingHead, n_kept=256))
-    session = Replay(planner, curve(POINTS), 0.07, None, second=second)
+    session = Replay(with_head(texts, 0.03, FailingHead), curve(POINTS), 0.07, None)
     policy = session.policy
     assert isinstance(policy, Planner)
     draft, learnt = policy.draft, list[list[list[float]]]()

@@ -189,7 +189,7 @@ def run(engine: Engine, *requests: Request) -> list[Generation]:
         if not engine.busy:
             return generations
         engine.step()
-        for drafter in engine.policy.drafters:
+        for drafter in engine.scheduler.policy.drafters:
             if isinstance(drafter, ForeignDrafter):
                 for seq, state in drafter._model.states.items():
                     cells, skipped = drafter._model.cells[seq], drafter._model.skipped[seq]
