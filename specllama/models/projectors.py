@@ -220,7 +220,7 @@ def no_projector(library: Library, target: str) -> UsageError:
     name = os.path.basename(target)
     entry = library.entry_of(target)
     if match.path:
-        hint = f"load it with {option('mmproj', match.path)}"
+        hint = f"load it with {option('mmproj', match.path)}, which also says why if it cannot be used"
     elif match.others:
         hint = f"name one: {', '.join(option('mmproj', path) for path in match.others[:8])}"
     elif entry is not None and entry.mmproj is not None:
