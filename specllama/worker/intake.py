@@ -218,7 +218,6 @@ class Job:
     """The work on one message. open: its ids that nobody has cancelled; without any it is not begun."""
 
     open: set[int]
-    size: int
     work: Callable[[], object]
     done: Callable[[Job, Any], None]
 
@@ -252,7 +251,7 @@ class Preparer:
         done: called in the thread with the result of `work`, or its error; it sees to it that the job is
         released.
         """
-        job = Job(ids, size, work, done)
+        job = Job(ids, work, done)
         self._by_id.update(dict.fromkeys(ids, job))
         with self._lock:
             self.held += size

@@ -31,7 +31,6 @@ async def _entry(api: ApiRequest, listing: ListedModel) -> JsonObject:
 def entry(listing: ListedModel, facts: LoadInfo | ModelDetails, sees: bool = False) -> JsonObject:
     """One model. facts: from its last load or its header. sees: whether it reads images."""
     quant = facts.target.quant if isinstance(facts, LoadInfo) else facts.quant
-    architecture = facts.architecture
     chats = facts.template_works if isinstance(facts, LoadInfo) else bool(facts.template)
     kind = "vlm" if sees else "llm"
     shown: JsonObject = {
@@ -39,7 +38,7 @@ def entry(listing: ListedModel, facts: LoadInfo | ModelDetails, sees: bool = Fal
         "object": "model",
         "type": "embeddings" if listing.embeds or getattr(facts, "embeds", False) else kind,
         "publisher": listing.model.id.partition("/")[0] if "/" in listing.model.id else "",
-        "arch": architecture,
+        "arch": facts.architecture,
         "compatibility_type": "gguf",
         "quantization": quant,
         "state": "loaded" if listing.loaded else "not-loaded",

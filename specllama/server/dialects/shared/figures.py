@@ -58,22 +58,17 @@ def _round(one: events.RoundEvent) -> JsonObject:
 def figures(fold: events.Accumulator, enabled: bool, ignored: Sequence[str] = ()) -> JsonObject:
     """All figures of an answer. enabled: whether drafting was allowed. ignored: fields without effect."""
     stats = [end.stats for end in fold.ends]
-    shown: JsonObject = {
+    return {
         "timings": timings(stats),
         "metrics": {"speculative_decoding": _vllm(stats)},
         "speculation": own_figures(fold.ends, enabled),
+        **({"ignored_fields": list(ignored)} if ignored else {}),
     }
-    if ignored:
-        shown["ignored_fields"] = list(ignored)
-    return shown
 
 
 def add_figures(shown: JsonObject, more: JsonObject) -> None:
     """Add all figures to a chunk, which may have a trace already."""
-    shown["timings"], shown["metrics"] = more["timings"], more["metrics"]
-    shown["speculation"] = more["speculation"] | shown.get("speculation", {})
-    if "ignored_fields" in more:
-        shown["ignored_fields"] = more["ignored_fields"]
+    shown |= {**more, "speculation": more["speculation"] | shown.get("speculation", {})}
 
 
 def timings(stats: Iterable[RunStats]) -> JsonObject:

@@ -50,11 +50,8 @@ def error_body(error: errors.SpecllamaError, _request_id: str = "") -> JsonObjec
         "param": error.details.get("param") or sampling,
         "code": next((code for cls, code in _CODES.items() if isinstance(error, cls)), None),
     }
-    if "n_prompt_tokens" in error.details:
-        shown["n_prompt_tokens"] = error.details["n_prompt_tokens"]
-    if "n_ctx" in error.details:
-        shown["n_ctx"] = error.details["n_ctx"]
-    return {"error": shown}
+    sizes = {name: error.details[name] for name in ("n_prompt_tokens", "n_ctx") if name in error.details}
+    return {"error": {**shown, **sizes}}
 
 
 @dataclass(frozen=True, slots=True)
