@@ -363,7 +363,7 @@ class VisionEncoder:
 
     def _encode(self, chunk: int) -> ImageEmbeddings:
         if self._mtmd.encode(self._handle, chunk) != 0:
-            raise EngineError(f"llama.cpp cannot encode an image: {_log.reason()}")
+            raise EngineError(f"llama.cpp cannot encode an image: {_NOISE.sub('', _log.reason())}")
         n = int(self._mtmd.mtmd_input_chunk_get_n_tokens(chunk))
         made = self._mtmd.mtmd_get_output_embd(self._handle)
         rows = np.ctypeslib.as_array(made, (n, self._n_embd)).copy()
