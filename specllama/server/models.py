@@ -217,6 +217,9 @@ class ModelPool:
         """Whether a model reads images: by its last load, or as its next one would make it."""
         if info is not None:
             return info.vision
+        load = self.settings.load
+        if model.path == load.target.path:
+            return bool(load.projector)
         others = self.settings.others
         return model.has_projector and others is not None and others.mmproj != "none"
 

@@ -5,16 +5,21 @@ from __future__ import annotations
 import asyncio
 import base64
 import io
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from PIL import Image as pillow
 
+from specllama.config.load import LoadSettings, ModelSettings
 from specllama.errors import BusyError
 from specllama.images import MAX_IMAGES
+from specllama.models.catalogue import CatalogueModel
 from specllama.server import image_reader
 from specllama.server.dialects.shared.fields import FieldError
 from specllama.server.dialects.shared.image_parts import GivenImage, given_image
 from specllama.server.image_reader import ImageReader
+from specllama.server.models import ModelPool
 
 
 def png(colour: str = "red") -> str:
@@ -83,6 +88,15 @@ def test_the_pixels_of_a_request_are_bounded(monkeypatch: pytest.MonkeyPatch) ->
     error = refused(given(*[png()] * 5))
     assert "million pixels together" in error.message
     assert error.details["param"] == "messages[2].param"
+
+
+def test_a_model_that_is_being_loaded_may_read_images() -> None:
+    """Else the first request with large images would be refused."""
+    model = CatalogueModel("m", "m.gguf", (), 0, 0.0)
+    for mmproj, sees in (("mmproj-m.gguf", True), ("none", False), ("", False)):
+        load = LoadSettings(target=ModelSettings(path="m.gguf"), mmproj=mmproj)
+        pool: Any = SimpleNamespace(settings=SimpleNamespace(load=load, others=None))
+        assert ModelPool.sees(pool, model, None) is sees
 
 
 def test_images_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
