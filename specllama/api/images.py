@@ -23,6 +23,7 @@ from specllama.images import (
     load_pil,
 )
 from specllama.json_types import JsonObject
+from specllama.wording import counted
 
 _TEXTS = ("text", "input_text", "output_text")
 _IMAGES = ("image", "image_url", "input_image", "image_pil")
@@ -104,7 +105,7 @@ def marked(prompt: str, n_images: int) -> str:
     n = prompt.count(MEDIA_MARKER)
     if n not in (0, n_images):
         raise UsageError(
-            f"the prompt has {n} markers {MEDIA_MARKER} for {n_images} images", "give one for each"
+            f"the prompt has {n} markers {MEDIA_MARKER} for {counted(n_images, 'image')}", "give one for each"
         )
     return prompt if n else MEDIA_MARKER * n_images + prompt
 

@@ -35,6 +35,7 @@ from specllama.core.repetition import EVERY, NOTICED, repeats
 from specllama.errors import ResourceError, SpecllamaError, UsageError, option
 from specllama.images import check_n_images, load_image, read_image_file
 from specllama.text.terminal import visible
+from specllama.wording import counted
 
 INTERRUPTED = 130
 CALIBRATE_SECONDS = 1.0
@@ -249,7 +250,7 @@ def placed(text: str, images: Sequence[Image]) -> str:
     if not images or len(parts) == 1:
         return "".join(image.marker for image in images) + text
     if len(parts) - 1 != len(images):
-        problem = f"the prompt has {len(parts) - 1} times {MARKER}, and there are {len(images)} images"
+        problem = f"the prompt has {len(parts) - 1} times {MARKER}, for {counted(len(images), 'image')}"
         raise UsageError(problem, f"write it once for each {option('image')}, or leave it out")
     return "".join(map(str.__add__, parts, [*(image.marker for image in images), ""]))
 

@@ -73,8 +73,10 @@ def resolved(given: Mapping[str, Any]) -> sources.Values:
     """
     values = sources.resolve(_with_escapes(given))
     if values.ignored:
-        others = f" and {len(values.ignored) - 1} more" if len(values.ignored) > 1 else ""
-        console.note(f"note: {values.ignored[0]}{others} are of a service of that name, and no settings")
+        names = f"{values.ignored[0]} is"
+        if len(values.ignored) > 1:
+            names = f"{values.ignored[0]} and {len(values.ignored) - 1} more are"
+        console.note(f"note: {names} of a service of that name, and no settings")
     if values.left_out:
         console.note(f"note: {values.left_out} is left out, as it goes with the model that is named there")
     if values.project is not None:

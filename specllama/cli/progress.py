@@ -55,7 +55,10 @@ class Progress:
         self._is_drawn = True
 
     def loading(self, name: str, share: float) -> None:
-        """Show how much of a model is loaded, or of what is compiled for it."""
+        """Show how much of a model is loaded, or of what is compiled for it: that is a line in a log, too."""
+        if name in _VERBS and name != self._stage and not console.supports_ansi(sys.stderr):
+            self._stage = name
+            console.note(f"{_VERBS[name]} the {name}, once for this machine")
         self.show(f"{_VERBS.get(name, 'loading')} the {name}", share, stage=name)
 
     def clear(self) -> None:

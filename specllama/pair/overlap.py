@@ -149,7 +149,8 @@ def overlap(target: Header, draft: Header) -> tuple[Overlap | None, str]:
     assert theirs is not None
     shared = _compared(target, draft, ours, theirs)
     if shared.share < MIN_SHARED:
-        return None, f"the vocabularies have nothing in common: {shared.n_shared} tokens shared"
+        n_draft = theirs.vocab.n_tokens
+        return None, f"the vocabularies share {shared.n_shared} of the draft's {n_draft} tokens"
     write(target, draft, shared)
     return shared, ""
 

@@ -82,7 +82,8 @@ class ServerSettings:
         if self.host.strip() in ("", defaults.UNIX) or "\0" in self.host:
             raise UsageError("needs an address, the name of one, or unix:PATH", option="host")
         if self.slot_save_path and not expanded(self.slot_save_path).is_dir():
-            raise UsageError(f": not a directory: {self.slot_save_path}", option="slot_save_path")
+            problem = f": there is no folder {self.slot_save_path}"
+            raise UsageError(problem, "create it", option="slot_save_path")
         for name in self.embedder_names:
             if self.has_name(name):
                 raise UsageError(f"and {option('model')} are both called {name}", option="embeddings")

@@ -344,7 +344,7 @@ def test_what_cannot_be_translated(command: Command) -> None:
     draft = str(permuted(Path(EMBEDDED_DRAFT), command.home / "other.gguf", prefix="~~"))
     result = check(command, EMBEDDED[0], draft, "--draft-vocab", "auto")
     assert result.code == 7
-    assert "note: its tokens cannot be translated: the vocabularies have nothing in common: 0" in result.out
+    assert "note: its tokens cannot be translated: the vocabularies share 0 of the draft" in result.out
     target = tinygguf.llama(command.home / "t.gguf")
     head = tinyheads.eagle3(command.home / "h.gguf", target_layers=(0, 1, 9))
     result = check(command, str(target), str(head), "--draft-vocab", "auto")

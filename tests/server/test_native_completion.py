@@ -344,7 +344,7 @@ def test_without_reuse_all_of_a_prompt_is_evaluated(server: Server) -> None:
         (
             {"prompt": {"prompt_string": "x", "multimodal_data": ["aa"]}},
             "prompt.multimodal_data",
-            "0 markers <__media__>, and 1 images",
+            "0 markers <__media__>, and 1 image",
         ),
         ({"n_probs": 21}, "n_probs", "20"),
         ({"n_cmpl": 9}, "n_cmpl", "8"),

@@ -57,4 +57,4 @@ def test_bodies_that_are_not_json(saving: Server) -> None:
 
 def test_the_path_must_be_a_directory(command: Command, tmp_path: Path) -> None:
     result = command("serve", "--slot-save-path", str(tmp_path / "nothing"))
-    assert_error(result, 2, "--slot-save-path: not a directory")
+    assert_error(result, 2, "--slot-save-path: there is no folder")

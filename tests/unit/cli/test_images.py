@@ -71,7 +71,7 @@ def test_images_stand_before_the_prompt_or_where_it_says() -> None:
     assert placed(f"From {MARKER} to {MARKER}.", images) == f"From {one} to {two}."
     assert placed(f"{MARKER}{MARKER}", images) == one + two
     assert placed(f"What does {MARKER} mean?", []) == f"What does {MARKER} mean?"
-    with pytest.raises(UsageError, match="the prompt has 1 times <__media__>, and there are 2 images"):
+    with pytest.raises(UsageError, match="the prompt has 1 times <__media__>, for 2 images"):
         placed(f"Only {MARKER}", images)
 
 

@@ -87,7 +87,7 @@ def test_ends_of_turns_are_the_same_whatever_they_are_called() -> None:
 @pytest.mark.parametrize(
     ("target", "draft", "problem"),
     [
-        (BPE, header([f"~{i}" for i in range(200)]), "nothing in common: 0 tokens shared"),
+        (BPE, header([f"~{i}" for i in range(200)]), "share 0 of the draft's 200 tokens"),
         (BPE, header(["[UNK]", "a"], "bert"), "the draft's tokenizer, wpm, is not one of"),
         (header(["[UNK]", "a"], "bert"), BPE, "the target's tokenizer, wpm, is not one of"),
     ],

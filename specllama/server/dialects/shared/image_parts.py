@@ -19,6 +19,7 @@ from specllama.client.prompt_input import Image
 from specllama.images import MEDIA_MARKER
 from specllama.json_types import JsonObject
 from specllama.server.dialects.shared.fields import Body, FieldError
+from specllama.wording import counted
 
 _KEY = secrets.token_hex(12)  # of this process: no text of a client has marks
 _numbers = itertools.count()
@@ -141,7 +142,7 @@ def pair_markers(prompt: str, given: Sequence[GivenImage], field: str) -> str:
     """
     texts = prompt.split(MEDIA_MARKER)
     if len(texts) - 1 != len(given):
-        how = f"{len(texts) - 1} markers {MEDIA_MARKER}, and {len(given)} images"
+        how = f"{len(texts) - 1} markers {MEDIA_MARKER}, and {counted(len(given), 'image')}"
         raise FieldError(f"{field}: there must be as many as in the prompt, which has {how}", field)
     marks = (image.mark for image in given)
     return texts[0] + "".join(f"{next(marks)}{text}" for text in texts[1:])

@@ -215,7 +215,7 @@ def test_several_raw_prompts(model: Any) -> None:
     ("prompt", "data", "problem"),
     [
         ("a", ["aGk="], "0 markers"),
-        (MEDIA_MARKER * 2, ["aGk="], "2 markers <__media__>, and 1 images"),
+        (MEDIA_MARKER * 2, ["aGk="], "2 markers <__media__>, and 1 image"),
         ([1, 2], ["aGk="], "not ids"),
     ],
 )
