@@ -73,7 +73,7 @@ def test_without_a_secret_a_key_has_no_scope(cache: Path) -> None:
 def test_a_slot_save_path_must_be_a_directory(tmp_path: Path) -> None:
     assert replace(SETTINGS, slot_save_path=str(tmp_path)).slot_save_path == str(tmp_path)
     for wrong in (tmp_path / "nothing", Path(__file__)):
-        with pytest.raises(UsageError, match="not a directory") as raised:
+        with pytest.raises(UsageError, match="there is no folder") as raised:
             replace(SETTINGS, slot_save_path=str(wrong))
         assert raised.value.option == "slot_save_path"
 

@@ -245,7 +245,8 @@ def read_part(part: ContentPart, path: str, content: ReadContent, known: str = "
         content.texts.append(placeholder(kind, part.called))
         content.media.append(MediaPart(f"{path}.type", f"{path}.{part.type}", kind))
     else:
-        types = ", ".join(filter(None, ("text", "image_url", "input_image", "refusal", "thinking", known)))
+        texts = "text", "input_text", "output_text", "refusal", "thinking"
+        types = ", ".join(filter(None, (*texts, "image_url", "input_image", known)))
         raise FieldError(f"{path}.type must be one of {types}, not {part.type[:80]!r}", f"{path}.type")
 
 
