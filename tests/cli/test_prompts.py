@@ -165,7 +165,7 @@ def test_images_that_cannot_be_used(shared: Command) -> None:
         ("--image", "none.png"): "the image 'none.png' cannot be read: No such file",
         ("--image", "a.png,text.png"): "this is not an image",
         ("--image", "."): "cannot be read",
-        ("--image", "a.png", "-p", "<__media__> and <__media__>"): "has 2 times <__media__>, and there are 1",
+        ("--image", "a.png", "-p", "<__media__> and <__media__>"): "has 2 times <__media__>, for 1 image",
         ("--image", "a.png"): "pydoc-target.gguf cannot read images",
         ("--image", "a.png", "--raw"): "pydoc-target.gguf cannot read images",
         ("--image", "a.png", "--no-mmproj"): "--image needs the model's projector",

@@ -164,10 +164,10 @@ def test_draft_and_target_fail_in_the_same_round(tmp_path: Path) -> None:
         context = front.core.loaded.context
         failing, decode = Failing(front, 2), context.decode
 
-        def fail_too(batch: Sequence[BatchRow], n_rows: int = 0, n_outputs: int = 0) -> np.ndarray:
+        def fail_too(batch: Sequence[BatchRow], *others: Any) -> np.ndarray:
             if failing.n_decodes > failing.n_good:
                 raise DecodeError("llama_decode answered -3")
-            return decode(batch, n_rows, n_outputs)
+            return decode(batch, *others)
 
         context.decode = fail_too  # type: ignore[method-assign]
         output = front.ask(2, messages=RENAME, params=PARAMS)
