@@ -40,6 +40,8 @@ class TargetDecoder:
         """
         while True:
             try:
+                if not n_apart:
+                    return self.target.decode(batch, n_rows, n_rows)
                 return self.target.decode(batch, n_rows, n_rows, branches, n_apart)
             except NoRoomError:
                 if not self.scheduler.make_room():
