@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, PrivateAttr, model_validator
+from pydantic import Field, model_validator
 
 from specllama.client import protocol
 from specllama.core.sampling.params import UNTIL_CONTEXT_FULL, UNTIL_STOP
@@ -27,7 +27,7 @@ from specllama.server.dialects.shared.fields import (
     as_options,
     supported,
 )
-from specllama.server.dialects.shared.image_parts import GivenImage, images_of_field, unusable
+from specllama.server.dialects.shared.image_parts import images_of_field
 from specllama.server.dialects.shared.sampling_fields import (
     GenerationFields,
     KeepAlive,
@@ -160,19 +160,10 @@ class OllamaGenerateRequest(OllamaRequest):
     template: str = ""
     context: Annotated[list[int], AtMost(MAX_VALUES), WHOLE_ITEMS] = Field([])
     images: Annotated[list[Any], AtMost(MAX_IMAGES)] = Field([])
-    _sent_images: list[GivenImage] = PrivateAttr([])
-    _images: Sequence[protocol.Image] = PrivateAttr(())
-
-    @property
-    def given_images(self) -> Sequence[GivenImage]:
-        return self._sent_images
 
     def place_images(self, texts: Mapping[int, str], images: Sequence[protocol.Image]) -> None:
         self.prompt = "".join(texts[image.number] for image in self._sent_images) + self.prompt
         self._sent_images, self._images = [], images
-
-    def refuse_images(self, how: str) -> None:
-        raise unusable(self._sent_images[0], how)
 
     def model_post_init(self, context: Any) -> None:
         super().model_post_init(context)

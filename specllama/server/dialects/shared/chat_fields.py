@@ -235,7 +235,6 @@ class ConversationFields(ThinkingFields, ToolFields):
     """A conversation with its tools, and the variables of its chat template."""
 
     _turns: ReadConversation = PrivateAttr()
-    _images: Sequence[protocol.Image] = PrivateAttr(())
 
     @model_validator(mode="after")
     def _read(self) -> Self:

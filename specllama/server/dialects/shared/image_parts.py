@@ -11,14 +11,14 @@ import re
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Protocol
+from typing import Annotated, Any, ClassVar
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, PrivateAttr
 
 from specllama.client.prompt_input import Image
 from specllama.images import MEDIA_MARKER
 from specllama.json_types import JsonObject
-from specllama.server.dialects.shared.fields import Body, FieldError
+from specllama.server.dialects.shared.fields import Body, FieldError, RequestBody
 from specllama.wording import counted
 
 _KEY = secrets.token_hex(12)  # of this process: no text of a client has marks
@@ -148,17 +148,23 @@ def pair_markers(prompt: str, given: Sequence[GivenImage], field: str) -> str:
     return texts[0] + "".join(f"{next(marks)}{text}" for text in texts[1:])
 
 
-class HasImages(Protocol):
-    """A body whose prompt may have images."""
+class PromptImages(RequestBody):
+    """The images of a body's prompt."""
+
+    _sent_images: list[GivenImage] = PrivateAttr([])
+    _images: Sequence[Image] = PrivateAttr(())
 
     @property
     def given_images(self) -> Sequence[GivenImage]:
         """The images, in order."""
+        return self._sent_images
 
     def place_images(self, texts: Mapping[int, str], images: Sequence[Image]) -> None:
         """Put texts in place of the images' marks. texts: by number. images: whose markers these are."""
+        raise NotImplementedError
 
     def refuse_images(self, how: str) -> None:
         """Put words in place of the images, since the model reads text only. how: why, and what would help.
         Raises FieldError if that changes what is asked for.
         """
+        raise unusable(self.given_images[0], how)

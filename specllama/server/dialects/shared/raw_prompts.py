@@ -12,7 +12,7 @@ from pydantic import Field, PrivateAttr
 
 from specllama.client import protocol
 from specllama.server.dialects.shared.fields import WHOLE_ITEMS, AtMost, Body, FieldError
-from specllama.server.dialects.shared.image_parts import GivenImage, given_image, pair_markers, unusable
+from specllama.server.dialects.shared.image_parts import GivenImage, given_image, pair_markers
 from specllama.server.dialects.shared.sampling_fields import MAX_CHOICES, MAX_PROMPTS, Ids, SamplingFields
 
 MAX_PARTS, MAX_TEXTS = 4096, 256  # of a prompt in parts
@@ -49,8 +49,6 @@ class RawPromptFields(SamplingFields):
 
     prompt: str | Ids | PromptObject | Prompts
     _made: list[str | list[Any]] | None = PrivateAttr(None)
-    _sent_images: list[GivenImage] = PrivateAttr([])
-    _images: Sequence[protocol.Image] = PrivateAttr(())
 
     @property
     def given_images(self) -> Sequence[GivenImage]:
@@ -63,9 +61,6 @@ class RawPromptFields(SamplingFields):
             put = texts[one.number]
             made = [p.replace(one.mark, put) if isinstance(p, str) else p for p in made]
         self._made, self._images = made, images
-
-    def refuse_images(self, how: str) -> None:
-        raise unusable(self.given_images[0], how)
 
     def raw_prompts(self) -> list[str | list[Any]]:
         """Each a text, with marks for its images, or a list of texts and ids. Raises FieldError."""

@@ -37,7 +37,6 @@ from specllama.server.dialects.shared.fields import (
     renamed,
     with_options,
 )
-from specllama.server.dialects.shared.image_parts import GivenImage
 from specllama.server.dialects.shared.structured import Restriction, StructuredFields
 from specllama.server.dialects.shared.writer import AnswerOptions
 from specllama.server.events import ReasoningFormat
@@ -412,16 +411,6 @@ class GenerationFields(StructuredFields):
             ignored=self.ignored_fields,
             **more,
         )
-
-    @property
-    def given_images(self) -> Sequence[GivenImage]:
-        return ()
-
-    def place_images(self, texts: Mapping[int, str], images: Sequence[protocol.Image]) -> None:
-        raise NotImplementedError
-
-    def refuse_images(self, how: str) -> None:
-        raise NotImplementedError
 
     @property
     def kept(self) -> bool:

@@ -13,7 +13,8 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from specllama.json_types import JsonObject
-from specllama.server.dialects.shared.fields import MAX_JSON, SMALL, AtMost, Body, FieldError, RequestBody
+from specllama.server.dialects.shared.fields import MAX_JSON, SMALL, AtMost, Body, FieldError
+from specllama.server.dialects.shared.image_parts import PromptImages
 
 # The schema or grammar that restricts the text of a request, and the field that sets it.
 
@@ -178,7 +179,7 @@ Format = Annotated[
 """Ollama's `format`: "json", a schema, or what other APIs have in their fields."""
 
 
-class NestedFields(RequestBody):
+class NestedFields(PromptImages):
     """Objects that contain the form of an answer, besides effort and verbosity."""
 
     text: Annotated[TextFields | None, only(_is_object)] = None
