@@ -32,91 +32,55 @@ class PullStoppedError(SpecllamaError):
     """A client has stopped the download."""
 
 
-@dataclass(frozen=True, slots=True)
-class PullState:
-    """done, total: bytes, 0 until known. error: why there is no model, "" for none. running: it goes on."""
+class Pull(Listener):
+    """The download of a model, in a thread. environ: determines the model directories and the hub. say: gets
+    lines for the operator. done, total: bytes, 0 until known. error: why there is no model, "" for none.
+    running: it goes on.
+    """
 
-    done: int = 0
-    total: int = 0
-    error: str = ""
-    running: bool = True
-
-
-class Pulls:
-    """environ: determines the model directories and the hub. say: gets lines for the operator."""
-
-    def __init__(self, environ: Mapping[str, str], say: Say) -> None:
-        self._environ, self._say = environ, say
-        self._lock = threading.Lock()
-        self._states: dict[str, PullState] = {}  # by the model's id
-        self._stopped = set[str]()
-
-    def of(self, model: catalogue.CatalogueModel) -> PullState | None:
-        return self._states.get(model.id)
-
-    def start(self, model: catalogue.CatalogueModel) -> None:
-        """Start the download of a model unless it is running. Raises UsageError during another download."""
-        with self._lock:
-            running = [id_ for id_, state in self._states.items() if state.running]
-            if model.id in running:
-                return
-            if running:
-                raise UsageError(f"{running[0]} is being downloaded, one model at a time")
-            self._states[model.id] = PullState()
-            self._stopped.discard(model.id)
+    def __init__(self, model: catalogue.CatalogueModel, environ: Mapping[str, str], say: Say) -> None:
+        self._model, self._environ, self._say, self._stopped = model, environ, say, False
+        self.done = self.total = 0
+        self.error, self.running = "", True
         # A daemon: what has arrived is kept, and a later download resumes it.
-        threading.Thread(target=self._run, args=(model,), daemon=True).start()
+        threading.Thread(target=self._run, daemon=True).start()
 
-    def stop(self, model: catalogue.CatalogueModel) -> None:
-        self._stopped.add(model.id)
+    def stop(self) -> None:
+        self._stopped = True
 
-    def _run(self, model: catalogue.CatalogueModel) -> None:
-        self._say(f"downloading {model.id}")
+    def state(self, state: DownloadState) -> None:
+        """Raises PullStoppedError."""
+        if self._stopped:
+            raise PullStoppedError("the download was stopped; what has arrived is kept")
+        self.done, self.total = state.done, state.total
+
+    def _run(self) -> None:
+        name = self._model.id
+        self._say(f"downloading {name}")
         try:
-            self._download(model)
+            self._download()
+            self._say(f"{name} is on this disk")
         except PullStoppedError as error:
-            self._end(model, error.message)
+            self.error = error.message
         except SpecllamaError as error:
-            self._say(f"{model.id}: {error.message}")
-            self._end(model, error.message)
+            self._say(f"{name}: {error.message}")
+            self.error = error.message
         except Exception as error:  # noqa: BLE001 - whatever it is, another download may begin
-            self._say(f"{model.id}: unexpected: {type(error).__name__}: {error}")
-            self._end(model, "the download failed unexpectedly; the server's log says why")
-        else:
-            self._say(f"{model.id} is on this disk")
-            self._end(model, "")
+            self._say(f"{name}: unexpected: {type(error).__name__}: {error}")
+            self.error = "the download failed unexpectedly; the server's log says why"
+        finally:
+            self.running = False
 
-    def _download(self, model: catalogue.CatalogueModel) -> None:
-        library = Library(_Progress(self, model), self._environ)
-        if model.pull == DEMO:
+    def _download(self) -> None:
+        library = Library(self, self._environ)
+        if self._model.pull == DEMO:
             from specllama.models.demo import DemoStore, fetch
 
-            fetch(DemoStore(self._environ), library.listener)
+            fetch(DemoStore(self._environ), self)
             return
         from specllama.models.prepare import prepare_models
 
-        prepare_models(library, [library.on_hub(library.parse(model.pull, "model"))], pair=False)
-
-    def _end(self, model: catalogue.CatalogueModel, error: str) -> None:
-        with self._lock:
-            self._states[model.id] = replace(self._states[model.id], error=error, running=False)
-
-    def advance(self, model: catalogue.CatalogueModel, state: DownloadState) -> None:
-        """Record the progress of a download. Raises PullStoppedError."""
-        if model.id in self._stopped:
-            raise PullStoppedError("the download was stopped; what has arrived is kept")
-        with self._lock:
-            self._states[model.id] = PullState(state.done, state.total)
-
-
-class _Progress(Listener):
-    """Forwards the progress of a model's download."""
-
-    def __init__(self, pulls: Pulls, model: catalogue.CatalogueModel) -> None:
-        self._pulls, self._model = pulls, model
-
-    def state(self, state: DownloadState) -> None:
-        self._pulls.advance(self._model, state)
+        prepare_models(library, [library.on_hub(library.parse(self._model.pull, "model"))], pair=False)
 
 
 # The models.
@@ -142,7 +106,7 @@ class ListedModel:
     created: int
     expires_in: float | None = None
     loading: tuple[str, float] | None = None
-    pull: PullState | None = None
+    pull: Pull | None = None
     embeds: bool = False
 
     @property
@@ -177,7 +141,7 @@ class ModelPool:
         self.http: MetricsByOwner[HttpMetrics] = MetricsByOwner(lambda _owner: HttpMetrics(), several)
         self._make = make
         self._library = library if settings.others is not None else None
-        self._pulls = None if self._library is None else Pulls(self._library.environ, say)
+        self._say, self._pulls = say, dict[str, Pull]()  # by the model's id
         self._details = catalogue.DetailsReader()
         self._catalogue, self._scanned = catalogue.Catalogue(), -_RESCAN_SECONDS
         self._scanning = asyncio.Lock()
@@ -315,8 +279,7 @@ class ModelPool:
                 entries.append(replace(listed(service, service.name), embeds=embeds))
             elif key not in taken:
                 state: State | None = "unloaded" if model.on_disk else None
-                pull = self._pulls.of(model) if self._pulls is not None else None
-                created = self.default.created
+                pull, created = self._pulls.get(model.id), self.default.created
                 entries.append(ListedModel(model.id, model, state, None, created, pull=pull, embeds=embeds))
         gone = [s for s in others.values() if s.lease.state == "loaded"]  # their files were deleted
         entries += [listed(service, service.name) for service in gone]
@@ -351,13 +314,17 @@ class ModelPool:
         """Start or stop the download of a known model. Does nothing for a model on disk. Raises NotFoundError
         for unknown names, UsageError during another download and on a server of a single model.
         """
-        if self._pulls is None:
+        if self._library is None:
             raise UsageError(f"this server holds {self.default.name} alone, and downloads no others")
         entry = self._catalogue.find(name) or self._catalogue.require(name)
-        if stop:
-            self._pulls.stop(entry)
-        elif not entry.on_disk:
-            self._pulls.start(entry)
+        own = self._pulls.get(entry.id)
+        running = next((id_ for id_, pull in self._pulls.items() if pull.running), None)
+        if stop and own is not None:
+            own.stop()
+        elif not stop and not entry.on_disk and running != entry.id:
+            if running is not None:
+                raise UsageError(f"{running} is being downloaded, one model at a time")
+            self._pulls[entry.id] = Pull(entry, self._library.environ, self._say)
 
     def keep(self, service: Service, seconds: float | None) -> None:
         """Set the idle time in seconds after which a model is unloaded, None for never, until its next load.
