@@ -20,7 +20,7 @@ from specllama.models.resolve import Library
 from specllama.server.loader import Loaded, ModelLoader
 from specllama.server.memory import MemoryLedger
 from specllama.server.metrics import HttpMetrics, MetricsByOwner, exposition
-from specllama.server.service import Admission, QueueLimit, Service
+from specllama.server.service import Admission, Service
 from specllama.server.settings import ANY_NAME, ServerSettings
 from specllama.server.supervisor import Say, State, Supervisor
 
@@ -137,7 +137,7 @@ class ModelPool:
     ) -> None:
         self.settings = settings
         several = len(set(settings.keys)) > 1
-        self.admission = Admission(QueueLimit(settings.load.n_slots, settings.queue, several))
+        self.admission = Admission(settings.load.n_slots, settings.queue, several)
         self.http: MetricsByOwner[HttpMetrics] = MetricsByOwner(lambda _owner: HttpMetrics(), several)
         self._make = make
         self._library = library if settings.others is not None else None

@@ -10,7 +10,7 @@ import contextlib
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 
@@ -35,54 +35,18 @@ MAX_VECTORS = 512  # requests for vectors that run or wait
 RESERVED = 4  # the last 1/4 of the queue is kept for owners that have nothing waiting
 
 
-@dataclass(frozen=True, slots=True)
-class QueueLimit:
-    """n_slots: completions that run at once. size: those that may wait. several: whether there is more than
-    one owner; a single owner may use the whole queue.
-    """
-
-    n_slots: int
-    size: int
-    several: bool = False
-
-    @property
-    def max_open(self) -> int:
-        return self.n_slots + self.size
-
-    @property
-    def n_reserved(self) -> int:
-        """Queue places reserved for owners that have nothing waiting."""
-        return self.size // RESERVED if self.several else 0
-
-    def problem(self, n_open: Mapping[str, int], n_waiting: int, n: int) -> str:
-        """Why a request for n more completions is refused, "" if it is accepted. n_open: those running or
-        waiting, by owner. n_waiting: the requesting owner's waiting ones.
-
-        A request of any size is accepted while nothing is open. However many an owner has open, the
-        reserved places stay available to the others.
-        """
-        n_all, n_shared = sum(n_open.values()), self.max_open - self.n_reserved
-        if not n_all:
-            return ""
-        n_counted = sum(min(one, n_shared) for one in n_open.values()) + n
-        if n_counted > self.max_open:
-            return f"{counted(n_all, 'text')} running or waiting, at most {self.max_open} can be"
-        if n_waiting and n_counted > n_shared:
-            return (
-                f"this key has {counted(n_waiting, 'text')} waiting, and the last {self.n_reserved} of "
-                f"{self.size} places in the queue are kept for keys that have none"
-            )
-        return ""
-
-
 class Admission:
-    """The open requests of a server, for all its models. vectors: those for vectors and scores, which have a
-    queue of their own: clients send each piece of a document at once. draining: refuses new requests.
-    on_drain: called by `drain`, and while draining whenever a request has ended.
+    """The open requests of a server, for all its models. n_slots: completions that run at once. size: those
+    that may wait. several: whether there is more than one owner; a single owner may use the whole queue.
+
+    vectors: requests for vectors and scores, which have a queue of their own: clients send each piece of a
+    document at once. draining: refuses new requests. on_drain: called by `drain`, and while draining whenever
+    a request has ended.
     """
 
-    def __init__(self, limit: QueueLimit) -> None:
-        self.limit = limit
+    def __init__(self, n_slots: int, size: int, several: bool = False) -> None:
+        self._n_slots, self._size, self._max_open = n_slots, size, n_slots + size
+        self._n_reserved = size // RESERVED if several else 0  # places for owners that have nothing waiting
         self.requests: set[RequestStream] = set()
         self.vectors: set[asyncio.Future[None]] = set()
         self.draining = False
@@ -97,8 +61,28 @@ class Admission:
     @property
     def retry_after(self) -> int:
         """Estimated seconds until a slot is free, from 1 to 60."""
-        waiting = max(1, self.n_open - self.limit.n_slots + 1)
-        return max(1, min(60, round(self._mean_seconds * waiting / self.limit.n_slots)))
+        waiting = max(1, self.n_open - self._n_slots + 1)
+        return max(1, min(60, round(self._mean_seconds * waiting / self._n_slots)))
+
+    def problem(self, n_open: Mapping[str, int], n_waiting: int, n: int) -> str:
+        """Why a request for n more completions is refused, "" if it is accepted. n_open: those running or
+        waiting, by owner. n_waiting: the requesting owner's waiting ones.
+
+        A request of any size is accepted while nothing is open. However many an owner has open, the
+        reserved places stay available to the others.
+        """
+        n_all, n_shared = sum(n_open.values()), self._max_open - self._n_reserved
+        if not n_all:
+            return ""
+        n_counted = sum(min(one, n_shared) for one in n_open.values()) + n
+        if n_counted > self._max_open:
+            return f"{counted(n_all, 'text')} running or waiting, at most {self._max_open} can be"
+        if n_waiting and n_counted > n_shared:
+            return (
+                f"this key has {counted(n_waiting, 'text')} waiting, and the last {self._n_reserved} of "
+                f"{self._size} places in the queue are kept for keys that have none"
+            )
+        return ""
 
     def check(self, owner: str, n: int, n_bytes: int = 0) -> None:
         """Raises ResourceError while the server shuts down, and BusyError if n more completions of this owner
@@ -110,7 +94,7 @@ class Admission:
         for request in self.requests:
             n_open[request.owner] += request.n_open
         n_waiting = sum(request.n_waiting for request in self.requests if request.owner == owner)
-        problem = self.limit.problem(n_open, n_waiting, n)
+        problem = self.problem(n_open, n_waiting, n)
         if not problem and n_bytes and sum(r.n_held for r in self.requests) + n_bytes > MAX_HELD:
             problem = f"requests of more than {MAX_HELD >> 20} MiB wait for their models"
         if problem:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import pytest
 
 from specllama.errors import BusyError, ResourceError, SpecllamaError
-from specllama.server.service import Admission, QueueLimit
+from specllama.server.service import Admission
 
-KEYED = QueueLimit(4, 64, several=True)  # 68 texts, 16 places of the queue kept
-SINGLE = QueueLimit(4, 64)
+KEYED = Admission(4, 64, several=True)  # 68 texts, 16 places of the queue kept
+SINGLE = Admission(4, 64)
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ class Request:
 
 
 def test_requests_of_all_models_are_counted_together() -> None:
-    admission = Admission(QueueLimit(4, 8))
+    admission = Admission(4, 8)
     first, second = Request("", 6, 2), Request("", 5, 5)
     admission.requests |= {first, second}
     admission.check("", 1)
@@ -86,7 +86,7 @@ def test_requests_of_all_models_are_counted_together() -> None:
 
 
 def test_a_server_that_shuts_down_accepts_nothing() -> None:
-    admission = Admission(QueueLimit(4, 8))
+    admission = Admission(4, 8)
     drains: list[int] = []
     admission.on_drain = lambda: drains.append(len(admission.requests))
     running = Request("", 1)
@@ -100,7 +100,7 @@ def test_a_server_that_shuts_down_accepts_nothing() -> None:
 
 
 def test_large_requests_that_wait_for_their_models_are_bounded() -> None:
-    admission, body = Admission(QueueLimit(4, 64)), 4 * 1024 * 1024
+    admission, body = Admission(4, 64), 4 * 1024 * 1024
     waiting = [Request("", 1, 1, n_held=body) for _ in range(16)]
     admission.requests |= set(waiting)
     with pytest.raises(BusyError, match="requests of more than 64 MiB wait for their models"):

@@ -10,7 +10,7 @@ import pytest
 
 from specllama.client import protocol
 from specllama.errors import BusyError, DeadlineError, EngineDiedError, ResourceError, UsageError
-from specllama.server.service import MAX_VECTORS, Admission, QueueLimit
+from specllama.server.service import MAX_VECTORS, Admission
 
 
 class Engine:
@@ -46,7 +46,7 @@ ITEMS = [protocol.TextVectors(1, 2, ["x"]), protocol.TextVectors(0, 2, ["y"])]
 
 
 def queue_of() -> Admission:
-    return Admission(QueueLimit(1, 1))
+    return Admission(1, 1)
 
 
 def ask(engine: Engine, gone: Any = never, seconds: float = 0.0, queue: Admission | None = None) -> Any:
@@ -55,7 +55,7 @@ def ask(engine: Engine, gone: Any = never, seconds: float = 0.0, queue: Admissio
 
 
 def test_vectors_come_in_the_order_of_the_texts() -> None:
-    admission = Admission(QueueLimit(1, 1))
+    admission = Admission(1, 1)
     assert ask(Engine(ITEMS), queue=admission) == [ITEMS[1], ITEMS[0]]
     assert not admission.vectors
 
@@ -79,12 +79,12 @@ def test_errors_of_the_engine_are_raised() -> None:
 
 
 def test_places_are_limited() -> None:
-    full = Admission(QueueLimit(1, 1))
+    full = Admission(1, 1)
     full.vectors = dict.fromkeys(range(MAX_VECTORS))  # type: ignore[assignment]
     with pytest.raises(BusyError) as raised:
         ask(Engine(ITEMS), queue=full)
     assert raised.value.details["retry_after"] == 1
-    draining = Admission(QueueLimit(1, 1))
+    draining = Admission(1, 1)
     draining.draining = True
     with pytest.raises(ResourceError, match="shutting down"):
         ask(Engine(ITEMS), queue=draining)
@@ -92,7 +92,7 @@ def test_places_are_limited() -> None:
 
 def test_a_drain_waits_for_vectors() -> None:
     """It is said when the last request has ended."""
-    admission, open_at = Admission(QueueLimit(1, 1)), list[int]()
+    admission, open_at = Admission(1, 1), list[int]()
     admission.on_drain = lambda: open_at.append(len(admission.vectors))
     left = asyncio.Event()
 
@@ -114,7 +114,7 @@ def test_a_drain_waits_for_vectors() -> None:
 
 
 def test_a_server_that_ends_fails_what_is_left() -> None:
-    admission, engine = Admission(QueueLimit(1, 1)), Engine(None)
+    admission, engine = Admission(1, 1), Engine(None)
 
     async def ended() -> None:
         left = asyncio.ensure_future(
