@@ -10,7 +10,7 @@ import json
 import secrets
 import string
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
@@ -297,11 +297,6 @@ def to_json(value: Any) -> bytes:
     """Compact JSON in UTF-8, on one line also by str.splitlines (httpx's iter_lines, ollama-python)."""
     text = _JSON.encode(value)
     return (text if text.isascii() else text.translate(_LINE_ENDS)).encode("utf-8", "replace")
-
-
-def data_event(data: Mapping[str, object]) -> bytes:
-    """A server-sent event without a name."""
-    return b"data: " + to_json(data) + b"\n\n"
 
 
 # Assigns characters of an output to the tokens that generated them, so that per-token figures stay with their

@@ -220,14 +220,6 @@ def _read_result(part: ResultPart, path: str, result: ReadContent) -> None:
 _SYSTEM_BETA = "mid-conversation-"  # system, tool-changes: betas of which a message of the system is a part
 
 
-class ThreadError(FieldError):
-    """For a conversation that the server should store: this code makes SDKs send all of it."""
-
-    def __init__(self) -> None:
-        super().__init__("thread: no conversation is kept here; send all of its messages", "thread")
-        self.details |= {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
-
-
 class PromptRequest(ConversationFields):
     """The input of a prompt. Unknown fields have no effect."""
 
@@ -242,7 +234,9 @@ class PromptRequest(ConversationFields):
 
     def read_turns(self) -> ReadConversation:
         if self.thread is not None:
-            raise ThreadError()
+            error = FieldError("thread: no conversation is kept here; send all of its messages", "thread")
+            error.details |= {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+            raise error  # with the code that makes SDKs send all of it
         reader = ConversationReader()
         if system := system_text(self.system):
             reader.say("system", system, "system")

@@ -7,15 +7,14 @@ refused. Differences between templates are handled when the prompt is rendered (
 
 from __future__ import annotations
 
-import json
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, ClassVar, NamedTuple, TypeAlias
+from typing import Annotated, Any, ClassVar, TypeAlias
 
 from pydantic import Field, model_validator
 
-from specllama.calls.history import cut_off_arguments, in_call_order
+from specllama.calls.history import cut_off_arguments, in_call_order, text_of
 from specllama.errors import UsageError
 from specllama.images import LEFT_OUT
 from specllama.json_types import JsonObject
@@ -134,23 +133,16 @@ Content = str | Annotated[list[ContentPart], AtMost(MAX_PARTS)]
 """The annotation of a content."""
 
 
-class MediaPart(NamedTuple):
-    """Sound or a file. param: the field at fault. path: of the part, ending in its type. kind: what it is."""
-
-    param: str
-    path: str
-    kind: str
-
-
 @dataclass(slots=True)
 class ReadContent:
     """A content after reading. texts: its parts in order, with placeholders for media and marks for images.
-    thoughts: its reasoning. media: parts that no model here can read. images: in order.
+    thoughts: its reasoning. media: sound and files, which no model here can read: (the field at fault, the
+    path of the part, ending in its type, what it is). images: in order.
     """
 
     texts: list[str] = field(default_factory=list)
     thoughts: list[str] = field(default_factory=list)
-    media: list[MediaPart] = field(default_factory=list)
+    media: list[tuple[str, str, str]] = field(default_factory=list)
     images: list[GivenImage] = field(default_factory=list)
 
     @property
@@ -180,8 +172,8 @@ def as_result(value: Any, known: Collection[str] = ()) -> Any:
     if _is_part(value, known):
         return [value]
     if isinstance(value, list) and any(_is_part(one, known) for one in value):
-        return [one if _is_part(one, known) else {"type": "text", "text": _json_text(one)} for one in value]
-    return _json_text(value)
+        return [one if _is_part(one, known) else {"type": "text", "text": text_of(one)} for one in value]
+    return text_of(value)
 
 
 def _is_part(value: Any, known: Collection[str]) -> bool:
@@ -195,10 +187,6 @@ def _is_part(value: Any, known: Collection[str]) -> bool:
         inside = (*_PAYLOADS, kind, *(["content"] if kind == "document" else []))
         return kind.startswith("input_") or any(name in value for name in inside)
     return kind in _IGNORED_TYPES or kind == "search_result" or kind in known
-
-
-def _json_text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def placeholder(kind: str, name: str = "") -> str:
@@ -243,7 +231,7 @@ def read_part(part: ContentPart, path: str, content: ReadContent, known: str = "
         content.texts.append(image.mark)
     elif kind is not None:
         content.texts.append(placeholder(kind, part.called))
-        content.media.append(MediaPart(f"{path}.type", f"{path}.{part.type}", kind))
+        content.media.append((f"{path}.type", f"{path}.{part.type}", kind))
     else:
         texts = "text", "input_text", "output_text", "refusal", "thinking"
         types = ", ".join(filter(None, (*texts, "image_url", "input_image", known)))
@@ -440,7 +428,7 @@ class ConversationReader:
         self._arguments, self._calls = CallArguments(), EarlierCalls()
         self._left_out: Counter[str] = Counter()
         self._gone = set[str]()  # ids of calls that are left out
-        self._media: list[MediaPart] = []  # of the last message
+        self._media: list[tuple[str, str, str]] = []  # of the last message
         self._new_images: list[GivenImage] = []  # of the last message
         self._images: list[GivenImage] = []
 
@@ -522,9 +510,7 @@ class ConversationReader:
         if len(messages) > 1 and messages[-2]["role"] == "tool":
             self._media, self._new_images = [], []
         if self._media:
-            first = self._media[0]
-            why = "only texts and images are read here; send the message without it"
-            raise refusal(first.param, first.path, first.kind, why)
+            raise refusal(*self._media[0], "only texts and images are read here; send the message without it")
         last = messages[-1] if messages and continues else None
         if last is None or last["role"] != "assistant" or (open_calls and last.get("tool_calls")):
             return self._conversation(messages)

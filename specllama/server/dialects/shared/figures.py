@@ -23,21 +23,20 @@ from specllama.server import events
 
 
 def trace_of(event: events.Event) -> JsonObject:
-    """The trace of an event, empty for one without text and rounds."""
+    """The sources of a text's tokens and the latest round, with earlier rounds that generated no text; {} for
+    an event without text and rounds.
+    """
     if isinstance(event, (events.TextEvent, events.Reasoning, events.CallArgs)):
-        return trace(event.runs, event.round)
-    if isinstance(event, events.CallOpen) or (isinstance(event, events.End) and event.round is not None):
-        return trace((), event.round)
-    return {}
-
-
-def trace(runs: events.Runs, round_: events.RoundEvent | None) -> JsonObject:
-    """The sources of a text's tokens and the latest round, with earlier rounds that generated no text."""
+        runs, last = event.runs, event.round
+    elif isinstance(event, events.CallOpen) or (isinstance(event, events.End) and event.round is not None):
+        runs, last = (), event.round
+    else:
+        return {}
     traced: JsonObject = {"tokens": [[n, source_label(source)] for n, source in runs]}
-    if round_ is not None:
-        traced["round"] = _round(round_)
-        if round_.earlier:
-            traced["earlier_rounds"] = [_round(one) for one in round_.earlier]
+    if last is not None:
+        traced["round"] = _round(last)
+        if last.earlier:
+            traced["earlier_rounds"] = [_round(one) for one in last.earlier]
     return traced
 
 

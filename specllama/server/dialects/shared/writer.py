@@ -14,7 +14,7 @@ from specllama import errors
 from specllama.core.sampling.params import PARAMETERS
 from specllama.json_types import JsonObject
 from specllama.server.dialects.shared.figures import figures
-from specllama.server.events import Accumulator, Event, data_event, to_json
+from specllama.server.events import Accumulator, Event, to_json
 
 _CODES: Mapping[type[errors.SpecllamaError], str] = {
     errors.ContextLengthError: "context_length_exceeded",
@@ -112,8 +112,8 @@ class AnswerWriter(ABC):
         return b"".join(map(self.encoded, self.chunks(events, n_choices)))
 
     def encoded(self, chunk: JsonObject) -> bytes:
-        """A chunk as a part of a stream."""
-        return data_event(chunk)
+        """A chunk as a part of a stream: a server-sent event without a name."""
+        return b"data: " + to_json(chunk) + b"\n\n"
 
     def error_event(self, error: errors.SpecllamaError) -> bytes:
         """An error after the first byte, as a part of a stream."""
