@@ -18,8 +18,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
-from specllama.calls.closed_schema import with_closed_schemas
-from specllama.calls.schema import answer_schema
+from specllama.calls.schema import answer_schema, with_closed_schemas
 from specllama.client import protocol
 from specllama.clock import running_time
 from specllama.core.decoder import context_length_error
