@@ -15,6 +15,7 @@ from typing import Protocol, TypeVar
 
 from specllama.calls.tools import Tools
 from specllama.text.detokenizer import SHOWN, RunBuffer, Runs
+from specllama.text.reasoning import CLOSING, OPENING, ReasoningSplitter
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,6 @@ class ReadCall:
 
     name: str
     arguments: str = ""
-    complete: bool = False
 
 
 _NEXT = re.compile(r'["{}\[\]]')
@@ -378,3 +378,54 @@ class ChannelReader:
             else:
                 read.append(piece)
         return read
+
+
+class PieceReader:
+    """Separates the pieces of one answer: reasoning, text, and the calls that `reader` finds, None for none.
+
+    closing_tag, off: see ReasoningSplitter. keep_tags: reasoning in tags is text, with its tags, and that in
+    a channel gets tags. tags: around the reasoning. has_text: whether text has begun after the latest
+    reasoning.
+    """
+
+    def __init__(
+        self,
+        reader: CallReader | None = None,
+        closing_tag: str = "",
+        off: bool = False,
+        keep_tags: bool = False,
+    ) -> None:
+        self._reader, self._splitter = reader, ReasoningSplitter(closing_tag, off, keep_tags)
+        self._keep_tags, self._in_channel, self.has_text = keep_tags, False, False
+
+    @property
+    def tags(self) -> tuple[str, str]:
+        return self._splitter.tags
+
+    def push(self, text: str, runs: Runs, last: bool = False) -> list[Piece]:
+        """Add text; returns the pieces that are certain by now. last: it is the end of the answer."""
+        pieces: list[Piece] = []
+        for one in self._splitter.push(text, runs) + (self._splitter.finish() if last else []):
+            if one.reasoning:
+                kind = TextPiece if self._keep_tags else ThoughtPiece
+                pieces.append(kind(one.text, one.runs))
+                continue
+            self.has_text = True
+            if self._reader is None:
+                pieces.append(TextPiece(one.text, one.runs))
+            else:
+                pieces += self._found(self._reader.push(one.text, one.runs))
+        if last and self._reader is not None:
+            pieces += self._found(self._reader.finish())
+        return pieces
+
+    def _found(self, pieces: list[Piece]) -> list[Piece]:
+        self.has_text = self.has_text and not any(isinstance(piece, ThoughtPiece) for piece in pieces)
+        shown: list[Piece] = []
+        for piece in pieces if self._keep_tags else ():
+            if (thought := isinstance(piece, ThoughtPiece)) is not self._in_channel:
+                self._in_channel = thought
+                tag = f"{OPENING}\n" if thought else f"\n{CLOSING}\n\n"
+                shown.append(TextPiece(tag, [(len(tag), "target")]))
+            shown.append(TextPiece(piece.text, piece.runs) if isinstance(piece, ThoughtPiece) else piece)
+        return shown if self._keep_tags else pieces

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from specllama.calls.collector import CallCollector
-from specllama.calls.scanner import CallReader, ReadCall, TextPiece
+from specllama.calls import scanner
 from specllama.client import protocol
 from specllama.core.gain import PlainRate, plain_rate
 from specllama.core.sampling.params import SamplingParams
@@ -24,10 +23,10 @@ class GenerationResult:
     "" if there is none. ids: of all tokens, including the end token. logprobs: one entry per token, empty if
     not requested. n_drafted, n_accept: draft tokens verified, and accepted. done: the last message, None
     before the end. reader: finds tool calls and reasoning in channels, which the text then is without; None
-    where everything is text. prompt_ids, digest: as in Started.
+    where everything is text. calls: complete ones. prompt_ids, digest: as in Started.
     """
 
-    reader: CallReader | None = None
+    reader: scanner.CallReader | None = None
     n_prompt: int = 0
     params: SamplingParams | None = None
     closing_tag: str = ""
@@ -39,7 +38,9 @@ class GenerationResult:
     done: protocol.Done | None = None
     prompt_ids: list[int] = field(default_factory=list)
     digest: str = ""
-    _collector: CallCollector | None = None
+    calls: list[scanner.ReadCall] = field(default_factory=list)
+    _pieces: scanner.PieceReader | None = None
+    _open: scanner.ReadCall | None = None
 
     def add(self, message: protocol.Message) -> protocol.SequenceDelta | None:
         """Add a message of this generation. Returns the text and tokens that it adds, None for messages
@@ -50,7 +51,7 @@ class GenerationResult:
             self.closing_tag = message.closing_tag
             self.prompt_ids, self.digest = message.prompt_ids, message.digest
             if self.reader is not None:
-                self._collector = CallCollector(self.reader, message.closing_tag)
+                self._pieces = scanner.PieceReader(self.reader, message.closing_tag, keep_tags=True)
             return None
         if isinstance(message, protocol.Done):
             self.done = message
@@ -59,8 +60,8 @@ class GenerationResult:
             (delta,) = message.items
         else:
             return None
-        if self._collector is not None:
-            piece = self._collector.push(delta.text, delta.runs, last=self.done is not None)
+        if self._pieces is not None:
+            piece = self._read(self._pieces.push(delta.text, delta.runs, last=self.done is not None))
             delta = delta._replace(text=piece.text, runs=list(piece.runs))
         self.text += delta.text
         self.ids += delta.ids
@@ -69,17 +70,27 @@ class GenerationResult:
         self.n_accept += delta.accepted
         return delta
 
-    def release(self) -> TextPiece | None:
+    def _read(self, pieces: Sequence[scanner.Piece]) -> scanner.TextPiece:
+        """Adds the calls among these pieces. Returns the text, maybe empty."""
+        text, runs = "", list[tuple[int, str]]()
+        for piece in pieces:
+            if isinstance(piece, (scanner.TextPiece, scanner.ThoughtPiece)):
+                text, runs = text + piece.text, [*runs, *piece.runs]
+            elif isinstance(piece, scanner.OpenPiece):
+                self._open = scanner.ReadCall(piece.name)
+            elif isinstance(piece, scanner.ArgumentsPiece) and self._open is not None:
+                self._open.arguments += piece.text
+            elif self._open is not None:
+                self.calls.append(self._open)
+        return scanner.TextPiece(text, runs)
+
+    def release(self) -> scanner.TextPiece | None:
         """The text that the reader still holds back where no Done has come; None if there is none."""
-        if self._collector is None or self.done is not None:
+        if self._pieces is None or self.done is not None:
             return None
-        piece = self._collector.push("", (), last=True)
+        piece = self._read(self._pieces.push("", (), last=True))
         self.text += piece.text
         return piece if piece.text else None
-
-    @property
-    def calls(self) -> Sequence[ReadCall]:
-        return self._collector.calls if self._collector is not None else ()
 
     @property
     def seed(self) -> int:

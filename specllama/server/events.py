@@ -14,8 +14,14 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
-from specllama.calls.collector import PieceReader
-from specllama.calls.scanner import ArgumentsPiece, CallReader, OpenPiece, TextPiece, ThoughtPiece
+from specllama.calls.scanner import (
+    ArgumentsPiece,
+    CallReader,
+    OpenPiece,
+    PieceReader,
+    TextPiece,
+    ThoughtPiece,
+)
 from specllama.client import protocol
 from specllama.client.protocol import PositionLogprobs
 from specllama.client.stream import GenerationResult
