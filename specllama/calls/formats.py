@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from specllama.calls import json_formats
+from specllama.calls.arguments import Lfm2, LiteralArguments, Syntax, TaggedArguments
 from specllama.calls.format import CallFormat
 from specllama.calls.frame import ID, JSON, ArgumentStyle, Frame, PlainFormat
 from specllama.calls.gpt_oss import GptOss
@@ -23,8 +24,6 @@ from specllama.calls.history import (
     with_ids,
 )
 from specllama.calls.lark import NEWLINE
-from specllama.calls.literals import Lfm2, LiteralArguments, Syntax
-from specllama.calls.tagged import TaggedArguments
 from specllama.errors import UsageError, option
 from specllama.regular_file import table_of
 
