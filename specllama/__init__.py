@@ -12,9 +12,16 @@ if TYPE_CHECKING:
     from typing import Any
 
     from specllama.api.async_llm import AsyncLLM
-    from specllama.api.embedding import EmbeddingRequestOutput, ScoringRequestOutput
     from specllama.api.llm import LLM
-    from specllama.api.outputs import CompletionOutput, CompletionStats, Delta, Logprob, RequestOutput
+    from specllama.api.outputs import (
+        CompletionOutput,
+        CompletionStats,
+        Delta,
+        EmbeddingRequestOutput,
+        Logprob,
+        RequestOutput,
+        ScoringRequestOutput,
+    )
     from specllama.api.prompts import TextPrompt, TokensPrompt
     from specllama.client.client import EngineClient
     from specllama.config.load import LoadSettings, ModelSettings
@@ -45,9 +52,9 @@ __all__ = [  # noqa: RUF022 - in the order of sorted()
 
 _HOMES = {
     "api.async_llm": "AsyncLLM",
-    "api.embedding": "EmbeddingRequestOutput ScoringRequestOutput",
     "api.llm": "LLM",
-    "api.outputs": "CompletionOutput CompletionStats Delta Logprob RequestOutput",
+    "api.outputs": "CompletionOutput CompletionStats Delta Logprob RequestOutput EmbeddingRequestOutput "
+    "ScoringRequestOutput",
     "api.prompts": "TextPrompt TokensPrompt",
     "client.client": "EngineClient",
     "config.load": "LoadSettings ModelSettings",

@@ -10,9 +10,14 @@ from concurrent.futures import Future
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from specllama.api.base import BaseLLM
-from specllama.api.embedding import EmbeddingRequestOutput, embed
-from specllama.api.outputs import Delta, PendingCompletion, PendingRequest, RequestOutput
+from specllama.api.base import BaseLLM, EngineSession, Tokenizer
+from specllama.api.outputs import (
+    Delta,
+    EmbeddingRequestOutput,
+    PendingCompletion,
+    PendingRequest,
+    RequestOutput,
+)
 from specllama.api.prompts import (
     Message,
     Params,
@@ -22,7 +27,6 @@ from specllama.api.prompts import (
     prompts_or_ids,
     source,
 )
-from specllama.api.session import EngineSession, Tokenizer
 from specllama.calls import history
 from specllama.client import protocol
 from specllama.client.client import EngineClient, Submission
@@ -31,11 +35,10 @@ from specllama.text.prompt_parts import template_variables
 
 Read = TypeVar("Read")
 
-# Carries messages from the client's reader thread to the event loop of a request.
-
-
 class AsyncInbox:
-    """A request of the running event loop: `start` submits it, `take` awaits its deltas, `leave` ends it."""
+    """A request of the running event loop: `start` submits it, `take` awaits its deltas, which the client's
+    thread delivers, `leave` ends it.
+    """
 
     def __init__(self, request: PendingRequest) -> None:
         self.request = request
@@ -161,8 +164,9 @@ class AsyncLLM(BaseLLM):
         normalize: bool = True,
     ) -> list[EmbeddingRequestOutput]:
         """See LLM.embed."""
-        given, client = prompts_or_ids(prompts, None), await self._client()
-        return await asyncio.to_thread(embed, client, self._numbers, given, dimensions, truncate, normalize)
+        given = prompts_or_ids(prompts, None)
+        await self._client()
+        return await asyncio.to_thread(self._embed, given, dimensions, truncate, normalize)
 
     async def get_tokenizer(self) -> Tokenizer:
         """See LLM.get_tokenizer. Its methods wait for the engine: call them by asyncio.to_thread."""

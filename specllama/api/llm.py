@@ -8,9 +8,16 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
-from specllama.api.base import BaseLLM
-from specllama.api.embedding import EmbeddingRequestOutput, ScoringRequestOutput, embed, score
-from specllama.api.outputs import Delta, PendingCompletion, PendingRequest, RequestOutput
+from specllama.api.base import BaseLLM, Tokenizer
+from specllama.api.outputs import (
+    Delta,
+    EmbeddingRequestOutput,
+    PendingCompletion,
+    PendingRequest,
+    RequestOutput,
+    ScoringOutput,
+    ScoringRequestOutput,
+)
 from specllama.api.prompts import (
     Message,
     Params,
@@ -20,11 +27,10 @@ from specllama.api.prompts import (
     prompt_or_messages,
     prompts_or_ids,
 )
-from specllama.api.session import Tokenizer
 from specllama.calls import history
 from specllama.client import protocol
 from specllama.client.client import Submission
-from specllama.errors import SpecllamaError
+from specllama.errors import SpecllamaError, UsageError
 from specllama.text.prompt_parts import template_variables
 
 _Inbox = queue.SimpleQueue[tuple[PendingRequest, PendingCompletion, protocol.Message | SpecllamaError]]
@@ -135,14 +141,22 @@ class LLM(BaseLLM):
         cut texts that are too long; otherwise they are an error. normalize: to the length 1. Raises
         UsageError, also for a model that writes texts, ContextLengthError, EngineError.
         """
-        given = prompts_or_ids(prompts, None)
-        return embed(self._engine.client(), self._numbers, given, dimensions, truncate, normalize)
+        return self._embed(prompts_or_ids(prompts, None), dimensions, truncate, normalize)
 
     def score(
         self, query: str, documents: str | Sequence[str], *, truncate: bool = False
     ) -> list[ScoringRequestOutput]:
         """Scores of documents, in order, by a reranker: LLM("bge-reranker-v2-m3"). See `embed`."""
-        return score(self._engine.client(), self._numbers, query, documents, truncate)
+        given, client = [documents] if isinstance(documents, str) else list(documents), self._engine.client()
+        if not isinstance(query, str) or not all(isinstance(one, str) for one in given):
+            raise UsageError("score takes a query and documents, all texts")
+        if not given:
+            return []
+        made = client.embed(protocol.Embed(client.next_id(), [*given], query, truncate=truncate))
+        return [
+            ScoringRequestOutput(str(next(self._numbers)), ScoringOutput(one.numbers()[0][0]), one.n_tokens)
+            for one in made
+        ]
 
     def get_tokenizer(self) -> Tokenizer:
         """The vocabulary and the chat template of the target."""

@@ -174,6 +174,49 @@ class Delta:
         return self.output.finished
 
 
+@dataclass(frozen=True, slots=True)
+class EmbeddingOutput:
+    """A vector."""
+
+    embedding: list[float]
+
+    @property
+    def hidden_size(self) -> int:
+        """Numbers of the vector."""
+        return len(self.embedding)
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingRequestOutput:
+    """The vector of a text. prompt, prompt_token_ids: the text in the form in which it was given, the other
+    one None. n_prompt: its tokens.
+    """
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: tuple[int, ...] | None
+    outputs: EmbeddingOutput
+    n_prompt: int
+    finished: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ScoringOutput:
+    """How well a document answers a query; higher is better, of no fixed range."""
+
+    score: float
+
+
+@dataclass(frozen=True, slots=True)
+class ScoringRequestOutput:
+    """The score of a document. n_prompt: tokens of query and document."""
+
+    request_id: str
+    outputs: ScoringOutput
+    n_prompt: int
+    finished: bool = True
+
+
 # From the messages about a request to its outputs. Threads and event loops call `take`; it knows neither.
 
 

@@ -1,19 +1,33 @@
-"""Checks prompts, messages and sampling parameters and converts them to one form. Knows no engine."""
+"""Checks prompts, messages and sampling parameters and converts them to one form. Knows no engine.
+
+Images are decoded once the model is known, when the prompt is sent.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from operator import index
 from typing import Any, TypedDict, TypeGuard
 
-from specllama.api import images
 from specllama.calls.history import parsed_arguments
 from specllama.calls.tools import Tools
 from specllama.client import protocol
 from specllama.core.sampling.params import PARAMETERS, SamplingParams
-from specllama.errors import SpecllamaError, UsageError
-from specllama.images import check_n_images
+from specllama.errors import SpecllamaError, UsageError, quoted
+from specllama.images import (
+    LEFT_OUT,
+    MEDIA_MARKER,
+    check_n_images,
+    join_around,
+    load_array,
+    load_image,
+    load_image_file,
+    load_image_text,
+    load_pil,
+)
 from specllama.json_types import JsonObject
 from specllama.wording import counted
 
@@ -44,6 +58,146 @@ Prompt = str | Sequence[int] | TextPrompt | ImagePrompt | TokensPrompt
 Params = SamplingParams | Mapping[str, Any]
 Prediction = str | Sequence[str | None] | None
 _ONE_EACH = "give one for each prompt, or one for all of them"
+_TEXTS = ("text", "input_text", "output_text")
+_IMAGES = ("image", "image_url", "input_image", "image_pil")
+_HINT = "give a PIL image, a path, the bytes of an image file, or an array of numpy"
+_BYTES = (bytes, bytearray, memoryview)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ImageSource:
+    """An image as it was given: one of Pillow, an array, the bytes of a file, a path, or base64 with or
+    without `data:`. where: names it in messages. is_path: a text is a path.
+    """
+
+    value: Any
+    where: str
+    is_path: bool
+
+    def load(self) -> protocol.Image:
+        """Raises UsageError, ResourceError."""
+        value = self.value
+        if _is_of(value, "PIL.Image", "Image"):
+            return load_pil(value, self.where)
+        if _is_of(value, "numpy", "ndarray"):
+            return load_array(value, self.where)
+        if isinstance(value, _BYTES):
+            return load_image(bytes(value), self.where)
+        if isinstance(value, os.PathLike) or (
+            self.is_path and isinstance(value, str) and value[:5] != "data:"
+        ):
+            return load_image_file(value)
+        if isinstance(value, str):
+            return load_image_text(value, self.where)
+        raise UsageError(f"{self.where}: an image cannot be {quoted(type(value).__name__)}", _HINT)
+
+
+def _is_of(value: object, module: str, kind: str) -> bool:
+    """Whether it is of this class of a module, which is not imported for that."""
+    return module in sys.modules and isinstance(value, getattr(sys.modules[module], kind))
+
+
+Parts = list["str | ImageSource"]
+
+
+def parts_of(content: object, where: str) -> Parts | None:
+    """The texts and images of a list of parts, in order; None for what has no image, which templates get as
+    it is. where: the path of the content. Raises UsageError.
+    """
+    if not isinstance(content, Sequence) or isinstance(content, str):
+        return None
+    if not any(_is_image(part) or not isinstance(part, str | Mapping) for part in content):
+        return None
+    parts: Parts = []
+    for i, part in enumerate(content):
+        here = f"{where}[{i}]"
+        if _is_image(part):
+            parts.append(_source(part, here))
+        elif isinstance(part, str):
+            parts.append(part)
+        elif isinstance(part, Mapping) and part.get("type") in _TEXTS and isinstance(part.get("text"), str):
+            parts.append(part["text"])
+        else:
+            raise UsageError(f"{here} must be a text or an image, not {quoted(part)}", _HINT)
+    return parts
+
+
+def images_of_prompt(data: object) -> list[ImageSource]:
+    """The images of vLLM's `multi_modal_data`. Raises UsageError."""
+    if not isinstance(data, Mapping) or set(data) - {"image"}:
+        raise UsageError('multi_modal_data is {"image": one image, or a list of them}', _HINT)
+    given = data.get("image")
+    given = given if isinstance(given, list | tuple) else [given] if "image" in data else []
+    return [ImageSource(one, f"image {i}", True) for i, one in enumerate(given, 1)]
+
+
+def marked(prompt: str, n_images: int) -> str:
+    """A raw prompt with as many media markers as images; without any, all images stand before the text.
+    Raises UsageError for another number.
+    """
+    n = prompt.count(MEDIA_MARKER)
+    if n not in (0, n_images):
+        raise UsageError(
+            f"the prompt has {n} markers {MEDIA_MARKER} for {counted(n_images, 'image')}", "give one for each"
+        )
+    return prompt if n else MEDIA_MARKER * n_images + prompt
+
+
+def placed(prompt: str, markers: Sequence[str]) -> str:
+    """A prompt of `marked` with the markers of images in place of the media markers."""
+    first, *rest = prompt.split(MEDIA_MARKER)
+    return first + "".join(marker + text for marker, text in zip(markers, rest, strict=True))
+
+
+def images_of(messages: Sequence[JsonObject]) -> Iterator[ImageSource]:
+    """The images of messages whose contents are `parts_of`, in order."""
+    for message in messages:
+        if isinstance(content := message.get("content"), list):
+            yield from (part for part in content if isinstance(part, ImageSource))
+
+
+def new_images(messages: Sequence[JsonObject]) -> list[ImageSource]:
+    """The images that a model which reads text only must refuse, as in the server: of a last message of the
+    user, unless results of tools are before it. Those of other messages have words.
+    """
+    is_said = messages[-1].get("role") == "user"
+    after_result = any(message.get("role") == "tool" for message in messages[-2:-1])
+    return list(images_of(messages[-1:])) if is_said and not after_result else []
+
+
+def written(messages: Sequence[JsonObject], markers: Mapping[ImageSource, str]) -> list[JsonObject]:
+    """Messages with texts for contents that have images, with words for images without a marker."""
+    texts = []
+    for message in messages:
+        content = message.get("content")
+        if isinstance(content, list) and any(isinstance(part, ImageSource) for part in content):
+            given = [p if isinstance(p, str) else markers.get(p, LEFT_OUT) for p in content]
+            pairs = [(text, part in markers) for text, part in zip(given, content, strict=True)]
+            message = {**message, "content": join_around(pairs, "\n")}
+        texts.append(message)
+    return texts
+
+
+def _is_image(part: object) -> bool:
+    if isinstance(part, Mapping):
+        return part.get("type") in _IMAGES
+    is_file = isinstance(part, (os.PathLike, *_BYTES))
+    return is_file or _is_of(part, "PIL.Image", "Image") or _is_of(part, "numpy", "ndarray")
+
+
+def _source(part: Any, where: str) -> ImageSource:
+    """The image of a part: OpenAI's forms, Anthropic's, vLLM's, one of Pillow, or a path."""
+    if not isinstance(part, Mapping):
+        return ImageSource(part, where, True)
+    for name in ("image_pil", "image", "path"):
+        if part.get(name) is not None:
+            return ImageSource(part[name], where, True)
+    given = part.get("image_url") or part.get("url") or part.get("source")
+    for name in ("url", "data"):
+        given = given.get(name) if isinstance(given, Mapping) and name in given else given
+    if not given:
+        raise UsageError(f"{where}: there is no image in it", _HINT)
+    return ImageSource(given, where, False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +209,7 @@ class PromptSource:
     text: str | None = None
     ids: tuple[int, ...] | None = None
     messages: list[JsonObject] | None = None
-    images: tuple[images.ImageSource, ...] = ()
+    images: tuple[ImageSource, ...] = ()
 
     def prompt_input(self, variables: Mapping[str, Any], tools: Tools | None) -> protocol.PromptInput:
         """The prompt for the engine. variables, tools: of messages."""
@@ -72,16 +226,16 @@ class PromptSource:
         earlier messages have words then. Raises it, UsageError, ResourceError.
         """
         if problem is not None:
-            if not isinstance(prompt, protocol.ChatInput) or images.new_images(prompt.messages):
+            if not isinstance(prompt, protocol.ChatInput) or new_images(prompt.messages):
                 raise problem
-            return replace(prompt, messages=images.written(prompt.messages, {}))
+            return replace(prompt, messages=written(prompt.messages, {}))
         check_n_images(self.images)
         loaded = [one.load() for one in self.images]
         markers = [image.marker for image in loaded]
         if isinstance(prompt, protocol.ChatInput):
             by_source = dict(zip(self.images, markers, strict=True))
-            return replace(prompt, messages=images.written(prompt.messages, by_source), images=loaded)
-        return protocol.TextInput(images.placed(self.text or "", markers), loaded)
+            return replace(prompt, messages=written(prompt.messages, by_source), images=loaded)
+        return protocol.TextInput(placed(self.text or "", markers), loaded)
 
 
 def sources(prompts: Prompt | Sequence[Prompt]) -> list[PromptSource]:
@@ -119,8 +273,8 @@ def source(prompt: Prompt) -> PromptSource:
         if set(given) == {"prompt"} and isinstance(text := given["prompt"], str):
             return PromptSource(text=text)
         if set(given) == {"prompt", "multi_modal_data"} and isinstance(text := given["prompt"], str):
-            given_images = images.images_of_prompt(given["multi_modal_data"])
-            return PromptSource(text=images.marked(text, len(given_images)), images=tuple(given_images))
+            given_images = images_of_prompt(given["multi_modal_data"])
+            return PromptSource(text=marked(text, len(given_images)), images=tuple(given_images))
         if set(given) == {"prompt_token_ids"}:
             return PromptSource(ids=token_ids(given["prompt_token_ids"]))
         raise UsageError(
@@ -157,10 +311,10 @@ def conversation(messages: Sequence[Message]) -> PromptSource:
             raise UsageError(problem, "texts and images go in a list")
     read = []
     for i, message in enumerate(messages):
-        parts = images.parts_of(message.get("content"), f"messages[{i}].content")
+        parts = parts_of(message.get("content"), f"messages[{i}].content")
         read.append(message if parts is None else {**message, "content": parts})
     ordered = parsed_arguments(read)
-    return PromptSource(messages=ordered, images=tuple(images.images_of(ordered)))
+    return PromptSource(messages=ordered, images=tuple(images_of(ordered)))
 
 
 def prompt_or_messages(given: Prompt | Sequence[Message]) -> PromptSource:

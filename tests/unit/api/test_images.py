@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 from PIL import Image as pillow
 
-from specllama.api.embedding import embed
-from specllama.api.images import ImageSource
+from specllama.api.llm import LLM
 from specllama.api.outputs import PendingCompletion, PendingRequest
-from specllama.api.prompts import PromptSource, conversation, source
+from specllama.api.prompts import ImageSource, PromptSource, conversation, source
 from specllama.client import protocol
 from specllama.errors import UsageError
 from specllama.images import MAX_IMAGES, MEDIA_MARKER, load_pil
@@ -209,4 +208,4 @@ def test_a_text_model_refuses_new_images_alone() -> None:
 def test_embedding_models_read_text_only() -> None:
     given = source({"prompt": "a", "multi_modal_data": {"image": RED}})
     with pytest.raises(UsageError, match="reads text only"):
-        embed(Client(), iter([0]), [given], None, False, True)  # type: ignore[arg-type]
+        LLM.__new__(LLM)._embed([given], None, False, True)
