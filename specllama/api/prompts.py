@@ -262,7 +262,7 @@ def prompts_or_ids(
     if (prompts is None) == (ids is None):
         raise UsageError("give either prompts or prompt_token_ids")
     if ids is not None and not (_is_ids(ids) or (_is_list(ids) and all(map(_is_list, ids)))):
-        raise UsageError(f"prompt_token_ids must be lists of token ids, not {_short(ids)}")
+        raise UsageError(f"prompt_token_ids must be lists of token ids, not {quoted(ids)}")
     return sources(prompts if ids is None else ids)  # type: ignore[arg-type]
 
 
@@ -305,9 +305,9 @@ def conversation(messages: Sequence[Message]) -> PromptSource:
         raise UsageError("there are no messages")
     for i, message in enumerate(messages):
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-            raise UsageError(f'messages[{i}] must be a dict with a "role", not {_short(message)}')
+            raise UsageError(f'messages[{i}] must be a dict with a "role", not {quoted(message)}')
         if not isinstance(message.get("content"), (str, list, tuple, type(None))):
-            problem = f'messages[{i}]: "content" must be a text, not {_short(message["content"])}'
+            problem = f'messages[{i}]: "content" must be a text, not {quoted(message["content"])}'
             raise UsageError(problem, "texts and images go in a list")
     read = []
     for i, message in enumerate(messages):
@@ -340,7 +340,7 @@ def predictions(given: Prediction, n: int) -> list[str]:
     if given is None or isinstance(given, str):
         return [given or ""] * n
     if not _is_list(given) or not all(one is None or isinstance(one, str) for one in given):
-        raise UsageError(f"prediction must be a text, or one for each prompt, not {_short(given)}")
+        raise UsageError(f"prediction must be a text, or one for each prompt, not {quoted(given)}")
     if len(given) != n:
         raise UsageError(f"prediction is a list of {len(given)} for {counted(n, 'prompt')}", _ONE_EACH)
     return [one or "" for one in given]
@@ -370,7 +370,7 @@ def _params(given: object) -> JsonObject:
 def token_ids(given: object) -> tuple[int, ...]:
     """A prompt as ids. Raises UsageError."""
     if not _is_list(given):
-        raise UsageError(f"a prompt must be a text or a list of token ids, not {_short(given)}")
+        raise UsageError(f"a prompt must be a text or a list of token ids, not {quoted(given)}")
     try:
         if any(isinstance(i, bool) for i in given):
             raise TypeError
@@ -398,8 +398,3 @@ def _is_list(given: object) -> TypeGuard[Sequence[Any]]:
     if isinstance(given, (str, bytes, bytearray, memoryview, Mapping)):
         return False
     return isinstance(given, Sequence) or (hasattr(given, "__getitem__") and hasattr(given, "__len__"))
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
