@@ -203,8 +203,12 @@ class EngineSession:
 
         Raises what prepare.prepare and EngineClient.load raise.
         """
-        if not self._complete:
-            self._download()
+        try:
+            if not self._complete:
+                self.settings = prepare.prepare(Library(_Logged(self._progress)), self.settings)
+                self._complete = True
+        except SpecllamaError as error:
+            raise error.with_option_names(as_argument) from None
         client = self._client = EngineClient(self._engine_log, _log.warning, option_names=as_argument)
         try:
             self.client()  # it may have been closed meanwhile
@@ -243,14 +247,6 @@ class EngineSession:
         if self._closed or self._client is None:
             raise EngineError("this LLM is closed", "make a new one")
         return self._client
-
-    def _download(self) -> None:
-        library = Library(_Logged(self._progress))
-        try:
-            self.settings = prepare.prepare(library, self.settings)
-        except SpecllamaError as error:
-            raise error.with_option_names(as_argument) from None
-        self._complete = True
 
     def shut(self) -> None:
         """End the process without waiting for it; for finalizers."""

@@ -100,7 +100,9 @@ class CallFormat(ABC):
 
         own = own and not self.described
         shows_calls = (own if calls is None else calls) and not self.described
-        rewritten = history.plain(without_marks(messages) if special else messages)
+        given = without_marks(messages) if special else messages
+        # Templates ask whether the key of calls is there.
+        rewritten = [{k: v for k, v in m.items() if k != "tool_calls" or v} for m in given]
         rewritten = self.fixed(rewritten) if shows_calls else history.calls_as_text(rewritten, write)
         if own:
             return TemplateData(rewritten, history.functions(tools))

@@ -35,11 +35,6 @@ To call functions, write nothing but their calls, with the name and the argument
 _EXAMPLE = ("function-name", {"argument-name": "value"})
 
 
-def plain(messages: Sequence[Mapping[str, Any]]) -> Messages:
-    """Copies of the messages, without empty lists of calls: templates ask whether the key is there."""
-    return [{k: v for k, v in m.items() if k != "tool_calls" or v} for m in messages]
-
-
 def function(tool: Tool) -> JsonObject:
     """A tool as templates show it."""
     parameters = tool.parameters or {"type": "object", "properties": {}}
@@ -51,11 +46,6 @@ def functions(tools: Tools | None) -> JsonObject:
     """The variables of a template that shows tools; SmolLM3's has another name for them."""
     shown = [function(tool) for tool in tools.tools] if tools is not None else []
     return {"tools": shown, "xml_tools": shown} if shown else {}
-
-
-def calls_of(message: Mapping[str, Any]) -> list[Call]:
-    called = [call["function"] for call in message.get("tool_calls") or ()]
-    return [(f["name"], f.get("arguments") or {}) for f in called]
 
 
 def with_tools(messages: Messages, tools: Tools | None, write: Write, system: bool) -> Messages:
@@ -77,7 +67,8 @@ def calls_as_text(messages: Messages, write: Write) -> Messages:
     """The messages with calls as text of their turns, for templates that show none."""
     rewritten = Messages()
     for message in messages:
-        calls = calls_of(message)
+        called = [call["function"] for call in message.get("tool_calls") or ()]
+        calls = [(f["name"], f.get("arguments") or {}) for f in called]
         kept = {k: v for k, v in message.items() if k != "tool_calls"}
         text = [message.get("content") or "", write(calls)] if calls else []
         rewritten.append(kept | {"content": "\n".join(filter(None, text))} if calls else kept)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from specllama.errors import UsageError
@@ -216,7 +216,7 @@ class _Lengths:
         length = 1
         if "const" in schema:
             length += len(json.dumps(schema["const"]))
-        length += _least(len(json.dumps(value)) for value in _list(schema, "enum"))
+        length += min((len(json.dumps(value)) for value in _list(schema, "enum")), default=0)
         if isinstance(pattern := schema.get("pattern"), str):
             length += max(_width(pattern), _number(schema, "minLength"))
         prefix = [self.of(item) + 2 for item in _list(schema, "prefixItems")]
@@ -228,14 +228,10 @@ class _Lengths:
             length += len(name) + 6 + self.of(value)
         length += sum(self.of(part) for part in _list(schema, "allOf"))
         for keyword in ("anyOf", "oneOf"):
-            length += _least(self.of(part) for part in _list(schema, keyword))
+            length += min((self.of(part) for part in _list(schema, keyword)), default=0)
         if isinstance(reference := schema.get("$ref"), str):
             length += self.of(target(self._root, reference))
         return length
-
-
-def _least(lengths: Iterable[int]) -> int:
-    return min(lengths, default=0)
 
 
 def _list(schema: Mapping[str, Any], keyword: str) -> Sequence[Any]:

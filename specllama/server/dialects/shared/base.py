@@ -27,14 +27,13 @@ from specllama.models.projectors import no_projector
 from specllama.models.resolve import Library
 from specllama.server.dialects.shared.conversation import ReadConversation
 from specllama.server.dialects.shared.fields import Model, checked
-from specllama.server.dialects.shared.image_parts import PromptImages
+from specllama.server.dialects.shared.image_parts import ImageReader, PromptImages
 from specllama.server.dialects.shared.sampling_fields import GenerationFields
 from specllama.server.dialects.shared.tools import RequestTools
 from specllama.server.dialects.shared.writer import AnswerOptions, AnswerWriter
 from specllama.server.events import to_json
 from specllama.server.http.body import IMAGE_BYTES, BodyReader
 from specllama.server.http.errors import ClientGoneError, ErrorBody, HttpError
-from specllama.server.image_reader import ImageReader
 from specllama.server.models import ModelPool
 from specllama.server.requests import RequestStream, StreamingResponse, disconnected
 from specllama.server.service import DiskScopes, Service

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -40,19 +40,6 @@ class Restriction:
     def fields(self) -> dict[str, str]:
         """The field's path by the name of the parameter, for errors of the engine."""
         return dict.fromkeys(self.params, self.path)
-
-
-def only_restriction(given: Sequence[Restriction], own: str, has_tools: bool) -> Restriction:
-    """The only restriction of a request. own: the API's own field. Raises FieldError for two
-    restrictions, and for a grammar together with tools.
-    """
-    if len(given) > 1:
-        first, second = given[0].path, given[1].path
-        raise FieldError(f"{first} and {second} are both given; only one can be", first.partition(".")[0])
-    one = given[0] if given else Restriction()
-    if has_tools and ("grammar" in one.params or one.path == "json_schema"):  # others set the form of answers
-        raise FieldError(f"tools and {one.path} are both given; {own} goes with tools", one.path)
-    return one
 
 
 # Fields of all APIs that set the form of an answer: JSON, or JSON of a schema.
@@ -253,32 +240,34 @@ class StructuredFields(NestedFields):
 
     @property
     def limits(self) -> Restriction:
-        """The restriction of the text. Raises FieldError for two restrictions and for invalid JSON."""
-        return only_restriction(
-            [*self.forms(), *self._parameters(), *self._structures()], self.own_form, self.has_tools
-        )
+        """The restriction of the text. Raises FieldError for two restrictions, for a grammar together with
+        tools, and for invalid JSON.
+        """
+        given = [*self.forms(), *self._parameters(), *self._structures()]
+        if len(given) > 1:
+            first, second = given[0].path, given[1].path
+            raise FieldError(f"{first} and {second} are both given; only one can be", first.partition(".")[0])
+        one = given[0] if given else Restriction()
+        if self.has_tools and ("grammar" in one.params or one.path == "json_schema"):  # no forms of answers
+            instead = f"{self.own_form} goes with tools"
+            raise FieldError(f"tools and {one.path} are both given; {instead}", one.path)
+        return one
 
     def _parameters(self) -> list[Restriction]:
         return []
 
     def _structures(self) -> list[Restriction]:
-        restrictions = [
+        inner, given = self.structured_outputs, list[tuple[str, str, Any]]()
+        if inner is not None:
+            for kind in _KINDS:
+                value = getattr(inner, "json_" if kind == "json" else kind)
+                given.append((f"structured_outputs.{kind}", kind, value))
+        given += [(f"guided_{kind}", kind, getattr(self, f"guided_{kind}")) for kind in _KINDS]
+        return [
             Restriction(field, _KINDS[kind](field, value))
-            for field, kind, value in self._given()
+            for field, kind, value in given
             if value not in (None, False, "", [])
         ]
-        if len(restrictions) > 1:
-            one, other, *_ = (given.path for given in restrictions)
-            raise FieldError(f"{one} and {other} are both given", other)
-        return restrictions
-
-    def _given(self) -> list[tuple[str, str, Any]]:
-        inner = self.structured_outputs
-        newer = [
-            (f"structured_outputs.{kind}", kind, getattr(inner, "json_" if kind == "json" else kind))
-            for kind in (_KINDS if inner is not None else ())
-        ]
-        return [*newer, *((f"guided_{kind}", kind, getattr(self, f"guided_{kind}")) for kind in _KINDS)]
 
 
 def _schema(field: str, value: str | JsonObject) -> JsonObject:

@@ -15,10 +15,9 @@ from specllama.config.load import LoadSettings, ModelSettings
 from specllama.errors import BusyError
 from specllama.images import MAX_IMAGES
 from specllama.models.catalogue import CatalogueModel
-from specllama.server import image_reader
+from specllama.server.dialects.shared import image_parts
 from specllama.server.dialects.shared.fields import FieldError
-from specllama.server.dialects.shared.image_parts import GivenImage, given_image
-from specllama.server.image_reader import ImageReader
+from specllama.server.dialects.shared.image_parts import GivenImage, ImageReader, given_image
 from specllama.server.models import ModelPool
 
 
@@ -76,7 +75,7 @@ def test_private_addresses_are_not_read() -> None:
 
 
 def test_nothing_is_decoded_before_all_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(image_reader, "load_image_text", lambda _text: pytest.fail("decoded"))
+    monkeypatch.setattr(image_parts, "load_image_text", lambda _text: pytest.fail("decoded"))
     error = refused(given(*[png()] * (MAX_IMAGES + 17)))
     assert "at most 100 images, not 117" in error.message
     assert error.details["param"] == "messages[100].param"
@@ -84,7 +83,7 @@ def test_nothing_is_decoded_before_all_is_checked(monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_pixels_of_a_request_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(image_reader, "MAX_ALL_PIXELS", 17)
+    monkeypatch.setattr(image_parts, "MAX_ALL_PIXELS", 17)
     error = refused(given(*[png()] * 5))
     assert "million pixels together" in error.message
     assert error.details["param"] == "messages[2].param"
@@ -100,7 +99,7 @@ def test_a_model_that_is_being_loaded_may_read_images() -> None:
 
 
 def test_images_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(image_reader, "MAX_HELD", 100)
+    monkeypatch.setattr(image_parts, "MAX_HELD", 100)
 
     async def read() -> None:
         reader = ImageReader(False)
