@@ -332,7 +332,8 @@ class ModelPool:
         """
         in_use = service.lease.state != "unloaded" or service.jobs
         if not (self.pinned and service is self.default) and (seconds != 0 or in_use):
-            service.lease.set_idle_seconds(None if seconds is None else min(seconds, _LONGEST))
+            service.lease.idle_seconds = None if seconds is None else min(seconds, _LONGEST)
+            service.lease.on_change()  # it may be idle already
 
     def unload(self, service: Service) -> None:
         """Unload a model as soon as it is idle. Raises UsageError for the one that a server has alone."""

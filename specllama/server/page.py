@@ -12,8 +12,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable
-from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import NamedTuple
 
 from starlette.responses import PlainTextResponse, Response
@@ -78,21 +77,13 @@ def page_files() -> dict[str, Path]:
 
 
 @functools.cache
-def _read(path: Path) -> _PageFile:
-    return _page_file(path.read_bytes(), path.suffix)
+def _page_file(name: str, read: Callable[[], bytes]) -> _PageFile:
+    content = read()
+    tag = f'"{hashlib.sha256(content).hexdigest()[:24]}"'
+    return _PageFile(content, _TYPES[PurePath(name).suffix], tag)
 
 
-@functools.cache
-def _made(text: str) -> _PageFile:
-    return _page_file(text.encode(), ".js")
-
-
-def _page_file(content: bytes, suffix: str) -> _PageFile:
-    return _PageFile(content, _TYPES[suffix], f'"{hashlib.sha256(content).hexdigest()[:24]}"')
-
-
-@functools.cache
-def _index() -> _PageFile:
+def _index() -> bytes:
     """Names all modules that are loaded at once: one round trip in place of one for each import."""
     files, scripts, waiting = page_files(), set[str](), ["app.js"]
     while waiting:
@@ -102,7 +93,7 @@ def _index() -> _PageFile:
         scripts.add(name)
     links = "".join(f'<link rel="modulepreload" href="page/{name}">\n' for name in sorted(scripts))
     text = (_STATIC / "index.html").read_text("utf-8")
-    return _page_file(text.replace("<script ", f"{links}<script ", 1).encode(), ".html")
+    return text.replace("<script ", f"{links}<script ", 1).encode()
 
 
 def _sent(file: _PageFile, api: ApiRequest) -> Response:
@@ -117,18 +108,18 @@ async def root(api: ApiRequest) -> Response:
     """The page for browsers, a line of text for others: Ollama's clients probe the server this way."""
     if "text/html" not in api.header("accept"):
         return PlainTextResponse("specllama is running", headers={"vary": "Accept"})
-    return _sent(_index(), api)
+    return _sent(_page_file("index.html", _index), api)
 
 
-def _route(name: str, read: Callable[[], _PageFile]) -> ApiRoute:
+def _route(name: str, read: Callable[[], bytes]) -> ApiRoute:
     async def send(api: ApiRequest) -> Response:
-        return _sent(read(), api)
+        return _sent(_page_file(name, read), api)
 
     return ApiRoute("GET", f"/page/{name}", send, open=True)
 
 
 ROUTES = (
     ApiRoute("GET", "/", root, open=True),
-    *(_route(name, partial(_read, path)) for name, path in page_files().items()),
-    *(_route(name, partial(_made, text)) for name, text in generated_files().items()),
+    *(_route(name, path.read_bytes) for name, path in page_files().items()),
+    *(_route(name, text.encode) for name, text in generated_files().items()),
 )

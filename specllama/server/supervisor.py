@@ -143,11 +143,6 @@ class ModelLease:
         finally:
             self.release()
 
-    def set_idle_seconds(self, seconds: float | None) -> None:
-        """Set `idle_seconds` of a model that may be idle already."""
-        self.idle_seconds = seconds
-        self.on_change()
-
     def open(self) -> None:
         """Wakes all waiters; later acquires return at once."""
         self._is_open = True

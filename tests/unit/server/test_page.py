@@ -59,7 +59,7 @@ def test_the_initial_load_is_small() -> None:
 
 def test_the_document_names_what_is_loaded_at_once() -> None:
     """So that the browser asks for all of it together."""
-    document = Elements(_index().content.decode()).elements
+    document = Elements(_index().decode()).elements
     preloaded = {attributes["href"] for _, attributes in document if attributes.get("rel") == "modulepreload"}
     loaded = {"app.js"}
     while more := {target for name in loaded for target in imported(name)} - loaded:

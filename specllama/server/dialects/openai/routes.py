@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Sequence
 from functools import partial
 
 from starlette.responses import JSONResponse, Response
@@ -77,7 +76,14 @@ async def models(api: ApiRequest) -> Response:
     known = api.query_params.get("known", "").lower() in ("1", "true", "yes")
     listing = await api.models.listed()
     shown = [one for one in listing if known or one.on_disk] or listing[:1]
-    return JSONResponse(model_list(shown, api.models.fits if known else lambda _: None))
+    entries = [model_entry(one) for one in shown]
+    for one, entry in zip(shown, entries, strict=True):
+        if known and (fits := api.models.fits(one)) is not None:
+            entry["fits"] = fits
+    first, last = shown[0].name, shown[-1].name
+    return JSONResponse(
+        {"object": "list", "data": entries, "has_more": False, "first_id": first, "last_id": last}
+    )
 
 
 async def model(api: ApiRequest) -> Response:
@@ -95,31 +101,11 @@ async def _length(api: ApiRequest, model: type[ChatRequest | ResponsesRequest]) 
     return JSONResponse({"object": "response.input_tokens", "input_tokens": n})
 
 
-# /v1/models: a list that both OpenAI's and Anthropic's clients read, with llama-server's `meta` and `status`,
-# and the context size under the names used by vLLM's and OpenRouter's clients.
-
-
-Fits = Callable[[ListedModel], bool | None]
-
-
-def model_list(models: Sequence[ListedModel], fits: Fits = lambda _: None) -> JsonObject:
-    """All models, at least one. fits: ModelPool's."""
-    entries = [model_entry(model) for model in models]
-    for model, entry in zip(models, entries, strict=True):
-        if (room := fits(model)) is not None:
-            entry["fits"] = room
-    return {
-        "object": "list",
-        "data": entries,
-        "has_more": False,
-        "first_id": models[0].name,
-        "last_id": models[-1].name,
-    }
-
-
 def model_entry(model: ListedModel) -> JsonObject:
-    """One model. `status`: whether it is in memory; during a load, the part being loaded and its
-    progress; for a model not on disk, the command that downloads it, and the progress of a download.
+    """One model, as both OpenAI's and Anthropic's clients read it, with llama-server's `meta`, and the context
+    size under the names used by vLLM's and OpenRouter's clients. `status`: whether it is in memory; during a
+    load, the part being loaded and its progress; for a model not on disk, the command that downloads it, and
+    the progress of a download.
     """
     info, created = model.info, model.created
     entry: JsonObject = {

@@ -36,6 +36,7 @@ from specllama.text.prompt_parts import effort_variables, template_variables
 
 
 LEVELS = ("low", "medium", "high")
+_EFFORTS = {"xhigh": "high", "max": "high"}  # of which templates know none
 _ON = ("enabled", "adaptive", "auto")  # not "between_tools", which only writes notes on progress
 
 
@@ -100,10 +101,11 @@ class ThinkingFields(NestedFields):
 
     def thinking_variables(self) -> JsonObject:
         """The variables set by the fields. Raises FieldError."""
+        effort = self.output_config.effort if self.output_config else None
         efforts = {
             "reasoning_effort": self.reasoning_effort,
             "reasoning": self.reasoning.effort if self.reasoning else None,
-            "output_config": self.configured_effort,
+            "output_config": _EFFORTS.get(effort, effort) if effort else None,
             "think": self.think if isinstance(self.think, str) else None,
         }
         variables = effort_variables(efforts[self.own_effort] or next(filter(None, efforts.values()), None))

@@ -26,7 +26,6 @@ from specllama.server.dialects.shared.image_parts import (
     numbers_in,
     refusal,
     replaced,
-    replaced_in,
     unusable,
 )
 from specllama.server.http.body import MAX_CONTAINERS, MAX_VALUES, check_depth, containers, parse
@@ -402,7 +401,8 @@ class ReadConversation:
 
     def placed(self, texts: Mapping[int, str]) -> ReadConversation:
         """The same with these texts in place of the images' marks, by number."""
-        messages = replaced_in(self.messages, texts, placeholder("image"))
+        other = placeholder("image")
+        messages = [{**m, "content": replaced(m["content"], texts, other)} for m in self.messages]
         return replace(self, messages=messages, images=(), new_images=())
 
     def without_images(self, how: str) -> ReadConversation:

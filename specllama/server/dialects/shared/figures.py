@@ -211,10 +211,6 @@ def _entry(candidate: CandidateLogprob) -> JsonObject:
 # settings, which /props shows too.
 
 
-NOT_SUPPORTED: Mapping[str, Any] = {
-    "n_keep": 0, "n_discard": 0, "backend_sampling": False, "lora": [],
-}  # fmt: skip
-"""Settings of llama-server that are always off here."""
 _FORMS: Mapping[str, Callable[[SamplingParams], Mapping[str, Any]]] = {
     "seed": lambda p: {"seed": -1 if p.seed is None else p.seed},
     "max_tokens": lambda p: {"max_tokens": p.max_tokens, "n_predict": p.max_tokens},
@@ -231,7 +227,7 @@ def generation_settings(
     params: SamplingParams, end_ids: Collection[int] = (), drafters: Collection[str] = (), **shown: Any
 ) -> JsonObject:
     """params: as used. end_ids: tokens that end a text. drafters: names. shown: fields of the request."""
-    settings: JsonObject = {**NOT_SUPPORTED}
+    settings: JsonObject = {"n_keep": 0, "n_discard": 0, "backend_sampling": False, "lora": []}  # always off
     for name in (name for name in PARAMETERS if name != "n"):
         settings |= _FORMS[name](params) if name in _FORMS else {name: getattr(params, name)}
     if params.ignore_eos:

@@ -20,7 +20,6 @@ from pydantic import BeforeValidator, PrivateAttr
 from specllama.client.prompt_input import Image
 from specllama.errors import BusyError, UsageError
 from specllama.images import MAX_ALL_PIXELS, MAX_IMAGES, MEDIA_MARKER, load_image, load_image_text
-from specllama.json_types import JsonObject
 from specllama.server.dialects.shared.fields import Body, FieldError, RequestBody
 from specllama.server.http.body import MAX_HELD
 from specllama.wording import counted
@@ -133,11 +132,6 @@ def replaced(text: str, texts: Mapping[int, str], other: str) -> str:
 def numbers_in(text: str) -> set[int]:
     """Of the marks in a text."""
     return {int(match[2]) for match in _MARK.finditer(text)} if _KEY in text else set()
-
-
-def replaced_in(messages: Sequence[JsonObject], texts: Mapping[int, str], other: str) -> list[JsonObject]:
-    """Messages with `replaced` contents."""
-    return [{**m, "content": replaced(m["content"], texts, other)} for m in messages]
 
 
 def pair_markers(prompt: str, given: Sequence[GivenImage], field: str) -> str:

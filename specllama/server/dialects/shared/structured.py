@@ -48,7 +48,6 @@ class Restriction:
 # An API validates its own field strictly; it reads those of other APIs only if they have the expected type.
 
 
-_EFFORTS = {"xhigh": "high", "max": "high"}  # templates know low, medium and high
 Word = Annotated[str, Field(max_length=64)]
 Schema = Annotated[JsonObject, SMALL]
 _TYPES = ("text", "json_object", "json_schema", "json")
@@ -171,12 +170,6 @@ class NestedFields(PromptImages):
 
     text: Annotated[TextFields | None, only(_is_object)] = None
     output_config: Annotated[OutputConfig | None, only(_is_object)] = None
-
-    @property
-    def configured_effort(self) -> str | None:
-        """output_config.effort as the value that templates know."""
-        effort = self.output_config.effort if self.output_config else None
-        return _EFFORTS.get(effort, effort) if effort else None
 
 
 MAX_CHOICES, MAX_CHOICE = 256, 1024

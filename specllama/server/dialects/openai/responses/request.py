@@ -271,11 +271,6 @@ def name_only(tool: JsonObject) -> JsonObject:
     return {"type": "function", "name": tool["name"]}
 
 
-def echoed_tools(tools: Sequence[ToolDefinition]) -> list[JsonObject]:
-    """The tools of a request, without those that were left out."""
-    return [_echo(tool) for tool in tools if tool.type == "namespace" or tool.is_function]
-
-
 def _echo(tool: ToolDefinition) -> JsonObject:
     if tool.type != "namespace":
         return _function(tool)
@@ -382,6 +377,7 @@ class ResponsesRequest(ConversationFields, SamplingFields):
     def echo(self, defaults: Mapping[str, Any]) -> JsonObject:
         """The fields of the request that answers repeat. defaults: of the server."""
         format_ = self.text and self.text.format
+        tools = [tool for tool in self.tools or () if tool.type == "namespace" or tool.is_function]
         return {
             "instructions": self.instructions,
             "max_output_tokens": self.max_output_tokens,
@@ -393,7 +389,7 @@ class ResponsesRequest(ConversationFields, SamplingFields):
             "temperature": first(self.temperature, defaults.get("temperature")),
             "text": {"format": format_.echo() if format_ else {"type": "text"}},
             "tool_choice": echoed_choice(self.tool_choice, self.request_tools),
-            "tools": echoed_tools(self.tools or ()),
+            "tools": [_echo(tool) for tool in tools],
             "top_logprobs": self.n_logprobs or 0,
             "top_p": first(self.top_p, defaults.get("top_p")),
             "truncation": self.truncation,
