@@ -217,13 +217,10 @@ class ScoringRequestOutput:
     finished: bool = True
 
 
-# From the messages about a request to its outputs. Threads and event loops call `take`; it knows neither.
-
-
 @dataclass(slots=True)
 class PendingCompletion:
-    """One text while it arrives. message: its request to the engine. reader: makes what reads a chat's answer
-    with these tools, see LoadInfo.answer_reader.
+    """One text while it arrives, in a thread or an event loop. message: its request to the engine. reader:
+    makes what reads a chat's answer with these tools, see LoadInfo.answer_reader.
     """
 
     index: int

@@ -128,9 +128,6 @@ class CallFormat(ABC):
         """
 
 
-# Control tokens that a format puts into messages: as text with SHOWN before it, which no client can write.
-
-
 def without_marks(value: Any) -> Any:
     """A copy of plain data without SHOWN."""
     if isinstance(value, str):
@@ -147,7 +144,7 @@ def _any_of(tokens: Collection[str]) -> str:
 
 
 def marked(text: str, tokens: Collection[str]) -> str:
-    """A text of the format with its tokens marked."""
+    """A text of the format with SHOWN, which no client can write, before its control tokens."""
     return re.sub(_any_of(tokens), lambda match: SHOWN + match.group(), text)
 
 

@@ -31,9 +31,6 @@ from specllama.server.models import ModelPool
 from specllama.server.service import DiskScopes
 from specllama.server.supervisor import Say
 
-# The OpenAPI document, from the routes and the pydantic models of requests.
-
-
 _PATH_PARAMETER = re.compile(r"\{(\w+)[:}]")
 _REF = "#/components/schemas/{model}"
 _ERRORS = {
@@ -61,7 +58,7 @@ _ERROR = {
 
 
 def document(routes: Iterable[ApiRoute], keyed: bool) -> JsonObject:
-    """The document, with all routes that have a summary. keyed: whether clients need a key."""
+    """The OpenAPI document, with all routes that have a summary. keyed: whether clients need a key."""
     schemas: JsonObject = {"Error": _ERROR}
     paths: dict[str, dict[str, JsonObject]] = {}
     for route in routes:
@@ -99,9 +96,6 @@ def _operation(route: ApiRoute, schemas: JsonObject) -> JsonObject:
         content = {"schema": {"$ref": _REF.format(model=route.body.__name__)}}
         operation["requestBody"] = {"required": True, "content": {"application/json": content}}
     return operation
-
-
-# The application.
 
 
 DIALECTS = (openai.DIALECT, llama_server.DIALECT, anthropic.DIALECT, lm_studio.DIALECT, ollama.DIALECT)

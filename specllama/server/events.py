@@ -30,14 +30,11 @@ from specllama.core.sampling.params import SamplingParams
 from specllama.core.stats import RunStats
 from specllama.errors import EngineError
 
-# Random ids of answers and calls.
-
-
 _ALPHANUMERICS = string.ascii_letters + string.digits
 
 
 def random_key() -> str:
-    """24 random letters and digits."""
+    """24 random letters and digits, the id of an answer or a call."""
     return "".join(secrets.choice(_ALPHANUMERICS) for _ in range(24))
 
 

@@ -24,18 +24,14 @@ from specllama.server.service import Admission, Service
 from specllama.server.settings import ANY_NAME, ServerSettings
 from specllama.server.supervisor import Say, State, Supervisor
 
-# Downloads that clients request, one at a time, each in a thread. They choose a name of the catalogue, never
-# an address.
-
-
 class PullStoppedError(SpecllamaError):
     """A client has stopped the download."""
 
 
 class Pull(Listener):
-    """The download of a model, in a thread. environ: determines the model directories and the hub. say: gets
-    lines for the operator. done, total: bytes, 0 until known. error: why there is no model, "" for none.
-    running: it goes on.
+    """The download of a model that a client has chosen from the catalogue, in a thread. environ: determines
+    the model directories and the hub. say: gets lines for the operator. done, total: bytes, 0 until known.
+    error: why there is no model, "" for none. running: it goes on.
     """
 
     def __init__(self, model: catalogue.CatalogueModel, environ: Mapping[str, str], say: Say) -> None:
@@ -81,9 +77,6 @@ class Pull(Listener):
         from specllama.models.prepare import prepare_models
 
         prepare_models(library, [library.on_hub(library.parse(self._model.pull, "model"))], pair=False)
-
-
-# The models.
 
 
 _LONGEST = 1e9  # longest idle time that a client may set, in seconds

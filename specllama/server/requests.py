@@ -241,9 +241,6 @@ class RequestStream:
         self._last[index] = now
 
 
-# The response over HTTP, streamed or in one piece.
-
-
 PING_SECONDS = 15.0  # without events, after which a stream sends a ping
 
 

@@ -26,9 +26,6 @@ from specllama.server.settings import ServerSettings
 from specllama.server.supervisor import Say, Supervisor
 from specllama.wording import counted
 
-# Limits of how many completions may run or wait in the engines, in all and per owner.
-
-
 SHUTTING_DOWN = "the server is shutting down"
 MAX_HELD = 64 * 1024 * 1024  # bytes of all requests that wait for their models
 MAX_VECTORS = 512  # requests for vectors that run or wait
@@ -172,9 +169,6 @@ class Admission:
                 ended.set_exception(error)
 
 
-# The model.
-
-
 _GAUGE_SECONDS = 1.0  # longest wait of a scrape for the engine's own figures
 
 
@@ -308,12 +302,10 @@ class Service:
             self.lease.release()
 
 
-# Access to prompts on disk: the scope of each API key of this server (prefix_disk/scopes.py).
-
-
 class DiskScopes:
-    """Scopes by the name of the owner. A key whose scope needs the secret of the cache directory has none if
-    that directory cannot be used: its prompts are not kept. say: gets a line then.
+    """Scopes of prompts on disk (prefix_disk/scopes.py) by the name of the owner. A key whose scope needs the
+    secret of the cache directory has none if that directory cannot be used: its prompts are not kept. say:
+    gets a line then.
     """
 
     def __init__(self, settings: ServerSettings, say: Say) -> None:

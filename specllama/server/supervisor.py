@@ -21,9 +21,6 @@ from specllama.config.load import LoadSettings
 from specllama.errors import EngineDiedError, SpecllamaError
 from specllama.regular_file import open_regular
 
-# Delays between attempts to load a model whose loads fail.
-
-
 DELAYS = (0.0, 5.0, 10.0, 30.0, 60.0)
 """Seconds from the first, second, ... consecutive failure to the next attempt."""
 
@@ -54,9 +51,6 @@ class LoadBackoff:
             f"the last {self._n_failures} loads failed, and it is tried again in {left} s: {self._why}",
             details={"retry_after": left},
         )
-
-
-# Leases of a model: its state, the requests that use it, and those that wait for it.
 
 
 State = Literal["unloaded", "loading", "loaded"]

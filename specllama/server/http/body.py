@@ -17,9 +17,6 @@ from specllama.errors import BusyError, UsageError
 from specllama.json_types import JsonObject, why_not_json, without_lone_surrogates
 from specllama.server.http.errors import HttpError
 
-# Decodes compressed bodies as they arrive, within a size limit.
-
-
 try:
     _ZSTD: Any = importlib.import_module("compression.zstd")  # Python 3.14 has it
 except ImportError:
@@ -217,11 +214,10 @@ def _too_deep(what: str) -> UsageError:
     return UsageError(f"{what} is nested deeper than {MAX_DEPTH} levels")
 
 
-# Time limits for per-token operations: a timer that is rescheduled only when it fires.
-
-
 class IdleTimer:
-    """Calls `expired` in the event loop once per `begin`, if no `end` follows within `seconds`."""
+    """Calls `expired` in the event loop once per `begin`, if no `end` follows within `seconds`. Cheap enough
+    for each token: the timer is rescheduled only when it fires.
+    """
 
     def __init__(self, seconds: float, expired: Callable[[], object]) -> None:
         self._seconds, self._expired = seconds, expired

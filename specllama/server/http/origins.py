@@ -79,9 +79,6 @@ def _ascii(host: str) -> str:
         return host
 
 
-# Normalises request paths to the form of the routes, however a proxy or client writes them.
-
-
 _SLASHES = re.compile("/{2,}")
 
 

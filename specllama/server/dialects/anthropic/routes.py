@@ -16,9 +16,6 @@ from specllama.server.dialects.shared.base import ApiRequest, ApiRoute, Dialect
 from specllama.server.dialects.shared.figures import own_figures, trace_of
 from specllama.server.dialects.shared.writer import ERROR_TYPES, AnswerOptions, AnswerWriter, named_event
 
-# Errors in the shape of Anthropic's API.
-
-
 _TYPES = ERROR_TYPES | {503: "overloaded_error"}
 
 
@@ -217,9 +214,6 @@ def _usage(choice: events.AccumulatedChoice) -> JsonObject:
         "output_tokens": stats.n_predict if stats else 1,
         "output_tokens_details": {"thinking_tokens": choice.end.n_reasoning if choice.end else 0},
     }
-
-
-# The routes.
 
 
 async def messages(api: ApiRequest) -> Response:

@@ -164,9 +164,6 @@ def _selected(answer: JsonObject, fields: Sequence[str]) -> JsonObject:
 _MISSING = object()
 
 
-# The body of llama-server's native /completion, as sent by its own clients and by other front ends.
-
-
 MAX_RESPONSE_FIELDS, MAX_FIELD_CHARS = 64, 128
 _ALIASES = {
     "max_new_tokens": "n_predict",
@@ -219,9 +216,6 @@ class NativeRequest(RawPromptFields):
 
     def prompts(self, server: Mapping[str, Any]) -> Sequence[protocol.PromptInput]:  # noqa: ARG002
         return self.prompt_inputs()
-
-
-# The body of llama-server's /infill, as editors send it: a text with a gap at the cursor.
 
 
 MAX_EXTRA, MAX_FILENAME = 1024, 1024

@@ -35,9 +35,6 @@ from specllama.server.http.body import MAX_VALUES
 from specllama.server.metrics import CONTENT_TYPE
 from specllama.server.service import SHUTTING_DOWN
 
-# The JSON of /props, /slots and /tokenize, as llama-server's clients read it.
-
-
 _STORED = tuple(p for p in PARAMETERS.values() if p.has_plain_value)
 _PARAMS = tuple(p.name for p in _STORED)
 _KINDS = {int: "integer", float: "number", bool: "boolean", str: "text"}
@@ -255,9 +252,6 @@ def _slot(text: str) -> int:
     return int(number[1])
 
 
-# The other routes.
-
-
 _PEEK_SECONDS = 1.0  # longest wait of /props for the engine's own figures
 
 
@@ -397,9 +391,6 @@ async def _text(api: ApiRequest, question: Callable[[int], protocol.Question], f
     return Response(b'{"' + field + b'":"' + b"".join(parts) + b'"}', media_type="application/json")
 
 
-# Routes that load and unload models, and those that download known ones.
-
-
 class ModelRequest(RequestBody):
     """The body of these routes."""
 
@@ -429,9 +420,6 @@ async def pull(api: ApiRequest, stop: bool = False) -> Response:
     return JSONResponse({"success": True})
 
 
-# Routes that llama-server has and this server does not: clients get an error that says so.
-
-
 _NO_SOUND = "this server transcribes no sound"
 _NO_ADAPTERS = "LoRA adapters are loaded at the start (--lora), and are the same for all requests"
 UNSUPPORTED: Mapping[tuple[str, str], str] = {
@@ -441,6 +429,7 @@ UNSUPPORTED: Mapping[tuple[str, str], str] = {
     ("GET", "/lora-adapters"): _NO_ADAPTERS,
     ("POST", "/lora-adapters"): _NO_ADAPTERS,
 }
+"""Routes that llama-server has and this server does not: clients get an error that says so."""
 
 
 def _refusing(error: NotSupportedError) -> Endpoint:

@@ -38,9 +38,6 @@ from specllama.server.dialects.shared.sampling_fields import (
 from specllama.server.dialects.shared.structured import Format, Restriction
 from specllama.server.http.body import MAX_VALUES
 
-# The `options` of a request: sampling parameters, options without effect, unsupported ones.
-
-
 Size = Annotated[int, Field(ge=-1, lt=2**31)]
 Limit = Annotated[int, Field(ge=UNTIL_CONTEXT_FULL, lt=2**31)]
 

@@ -35,11 +35,8 @@ from specllama.server.dialects.shared.fields import FieldError
 from specllama.server.dialects.shared.figures import add_figures, described
 from specllama.server.dialects.shared.writer import AnswerOptions, AnswerWriter
 
-# Errors in the shape of Ollama's API: one text.
-
-
 def error_body(error: SpecllamaError, _request_id: str = "") -> JsonObject:
-    """See ErrorBody. Clients look for "not found" when a model is not served."""
+    """One text. Clients look for "not found" when a model is not served."""
     if isinstance(error, NotFoundError) and "model" in error.details:
         name = error.details["model"].removesuffix(":latest")
         return {"error": f"model '{name}' not found: {error.message}"}
@@ -129,9 +126,6 @@ def _ns(seconds: float) -> int:
 def _call(index: int, call: events.AccumulatedCall) -> JsonObject:
     function: JsonObject = {"index": index, "name": call.name, "arguments": json.loads(call.arguments)}
     return {"id": f"call_{call.id}", "function": function}
-
-
-# The routes.
 
 
 async def version(_api: ApiRequest) -> Response:
@@ -255,9 +249,6 @@ async def _loaded(api: ApiRequest, body: OllamaRequest, chat: bool) -> Response:
     writer = OllamaWriter(body.answer_options(api.service.name), chat)
     media_type = writer.media_type if body.stream else "application/json"
     return Response(writer.loaded(body.ending), media_type=media_type)
-
-
-# The JSON of /api/version, /api/tags, /api/show and /api/ps, as Ollama's clients read it.
 
 
 VERSION = "0.12.0"  # of Ollama, whose API this is; clients refuse versions that they think too old

@@ -20,9 +20,6 @@ from specllama.server.dialects.shared.raw_prompts import RawPromptFields
 from specllama.server.dialects.shared.sampling_fields import MAX_N, Count, ModelName, SamplingFields
 from specllama.server.dialects.shared.writer import AnswerOptions, AnswerWriter
 
-# Token counts of an answer, in the forms of OpenAI's APIs.
-
-
 def usage(fold: events.Accumulator) -> JsonObject:
     """Token counts; each prompt counts once, whatever the number of its choices."""
     prompts = {c.start.prompt: c for c in reversed(fold.in_order)}.values()
@@ -143,9 +140,6 @@ def ending(end: events.End | None, start: events.Start) -> JsonObject:
     }
 
 
-# /v1/chat/completions.
-
-
 class ChatWriter(OpenAIWriter):
     """The first delta has the role, with content "" if text follows, or null while that is not known; later
     deltas have no role, the last has no content. First deltas are sent in the order of the choices.
@@ -253,9 +247,6 @@ class ControlRequest(RequestBody):
     id: Annotated[str, Field(min_length=1, max_length=128)]
     action: Literal["reasoning_end"]
     model: ModelName | None = None
-
-
-# /v1/completions.
 
 
 class CompletionWriter(OpenAIWriter):

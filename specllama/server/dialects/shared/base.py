@@ -43,16 +43,15 @@ from specllama.server.supervisor import Say, Supervisor
 _MAX_NOTED = 1024  # fields whose names are kept
 
 
-# Items of the latest answers, for clients that send references to them, as the AI SDK does by default.
-
-
 KEPT_BYTES = 16 * 1024 * 1024  # of JSON, of all answers
 _MAX_ITEM = 1024 * 1024  # bytes of JSON
 _MAX_FOUND = 4 * 1024 * 1024  # bytes of all items that one request refers to
 
 
 class RecentItems:
-    """Holds the latest items in memory, each for its owner alone. most: bytes of JSON. Thread-safe."""
+    """Holds the latest items in memory, each for its owner alone, for clients that send references to them, as
+    the AI SDK does by default. most: bytes of JSON. Thread-safe.
+    """
 
     def __init__(self, most: int = KEPT_BYTES) -> None:
         self._most, self._size = most, 0

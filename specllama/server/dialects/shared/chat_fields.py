@@ -32,9 +32,6 @@ from specllama.server.dialects.shared.tools import MAX_CALLS, Name, ToolFields
 from specllama.server.events import ReasoningFormat
 from specllama.text.prompt_parts import effort_variables, template_variables
 
-# Fields that control reasoning, as variables of the chat template.
-
-
 LEVELS = ("low", "medium", "high")
 _EFFORTS = {"xhigh": "high", "max": "high"}  # of which templates know none
 _ON = ("enabled", "adaptive", "auto")  # not "between_tools", which only writes notes on progress
@@ -131,9 +128,6 @@ class ThinkingFields(NestedFields):
         if self.thinking is not None:
             return self.thinking
         return self.reasoning.enabled if self.reasoning else None
-
-
-# Calls of earlier answers in requests: the parts that they have in common in all APIs.
 
 
 MAX_ARGUMENTS = 4096  # of a call whose arguments are an object

@@ -19,9 +19,6 @@ from specllama.core.stats import RunStats, summed
 from specllama.json_types import JsonObject
 from specllama.server import events
 
-# Traces of answers: the drafters of the tokens, and the engine's rounds.
-
-
 def trace_of(event: events.Event) -> JsonObject:
     """The sources of a text's tokens and the latest round, with earlier rounds that generated no text; {} for
     an event without text and rounds.
@@ -187,9 +184,6 @@ def _ratio(a: float, b: float) -> float:
     return a / b if b else 0.0
 
 
-# Log probabilities of tokens, as OpenAI's and Ollama's clients read them.
-
-
 _NO_LOGPROB = -9999.0  # JSON has no minus infinity
 
 
@@ -199,16 +193,12 @@ def number(logprob: float | None) -> float:
 
 
 def described(positions: Sequence[PositionLogprobs]) -> list[JsonObject]:
-    """Each token with its candidates."""
+    """Each token with its candidates, as OpenAI's and Ollama's clients read them."""
     return [{**_entry(p.chosen), "top_logprobs": [_entry(c) for c in p.top]} for p in positions]
 
 
 def _entry(candidate: CandidateLogprob) -> JsonObject:
     return {"token": candidate.token, "logprob": number(candidate.logprob), "bytes": candidate.bytes}
-
-
-# One answer in the form of llama-server's native API, which other APIs show on request (`verbose`), and its
-# settings, which /props shows too.
 
 
 _FORMS: Mapping[str, Callable[[SamplingParams], Mapping[str, Any]]] = {
@@ -246,7 +236,9 @@ def native_answer(
     drafters: Collection[str] = (),
     **shown: Any,
 ) -> JsonObject:
-    """A finished choice without probabilities. end_ids, drafters, shown: see `generation_settings`."""
+    """A finished choice in the form of llama-server's native API, which other APIs show on request
+    (`verbose`), without probabilities. end_ids, drafters, shown: see `generation_settings`.
+    """
     end = choice.end
     assert end is not None
     stats = end.stats

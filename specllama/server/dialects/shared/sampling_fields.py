@@ -96,9 +96,6 @@ MAX_PROMPTS, MAX_CHOICES, MAX_PARTS = 64, 64, 1024
 Ids = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], AtMost(MAX_VALUES, 1), WHOLE_ITEMS]
 
 
-# The time that a model stays loaded after a request, in the form of Ollama's clients.
-
-
 _SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _LONGEST = 64  # characters
 _PART = r"(\d{1,12}(?:\.\d{0,9})?|\.\d{1,9})"
@@ -123,10 +120,7 @@ def _duration(value: Any) -> Any:
 
 
 KeepAlive = Annotated[float | None, BeforeValidator(_duration)]
-"""The annotation of keep_alive; its value is seconds."""
-
-
-# The field `speculation` of all bodies that generate text.
+"""The annotation of keep_alive, in the form of Ollama's clients; its value is seconds."""
 
 
 def _trace_choice(value: Any) -> Any:

@@ -16,9 +16,6 @@ from specllama.json_types import JsonObject
 from specllama.server.dialects.shared.fields import MAX_JSON, SMALL, AtMost, Body, FieldError
 from specllama.server.dialects.shared.image_parts import PromptImages
 
-# The schema or grammar that restricts the text of a request, and the field that sets it.
-
-
 ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 
 
