@@ -39,17 +39,16 @@ class RequestStream:
     requests: of the engine, one for each prompt. n: completions of each prompt, with seeds derived from its
     own. metrics: count its figures. ended: called once when all have ended, for whatever reason. reasoning:
     see EventAssembler. fields: names of request fields by the parameters that they set, for errors of the
-    engine about a parameter. supersedes: see Service.start. owner: the requesting key's name. n_completions:
-    in all; n_open: those that have not ended. begun: whether the engine has the request. n_bytes: size of the
-    request; n_held: the part held in this process until then. answer_id: as the client sees it, "" for none.
-    controlled: whether its reasoning can be ended.
+    engine about a parameter. supersedes: a key; earlier requests of the same owner and key end with the text
+    that they have, unless this request only evaluates its prompt; "" for none. owner: the requesting key's
+    name. n_completions: in all; n_open: those that have not ended. begun: whether the engine has the request.
+    n_bytes: size of the request; n_held: the part held in this process until then. answer_id: as the client
+    sees it, "" for none. controlled: whether its reasoning can be ended.
     """
 
     def __init__(
         self,
         requests: Sequence[protocol.Generate],
-        metrics: Sequence[Metrics],
-        ended: Callable[[RequestStream], None],
         n: int = 1,
         reasoning: ReasoningFormat = "auto",
         fields: Mapping[str, str] = MappingProxyType({}),
@@ -63,7 +62,9 @@ class RequestStream:
         self._reasoning, self._fields = reasoning, fields
         self.n_completions = self.n_open = len(requests) * n
         self._waiting = set(range(self.n_completions))  # those that the engine has not begun or ended
-        self._metrics, self._ended, self.begun = metrics, ended, False
+        self.metrics: Sequence[Metrics] = ()
+        self.ended: Callable[[RequestStream], None] = lambda _: None
+        self.begun = False
         self._loop = asyncio.get_running_loop()
         self._began = self._loop.time()
         self._submitted: list[Submission] = []
@@ -180,7 +181,7 @@ class RequestStream:
         if not self.begun:
             self.n_open = 0
             self._waiting.clear()
-            self._ended(self)
+            self.ended(self)
         for submission in self._submitted:
             submission.cancel()
 
@@ -203,9 +204,9 @@ class RequestStream:
         elif not self._abandoned:
             self._put((assembler, message, now))
         if ended and self.n_open == 0:
-            for metrics in self._metrics:
+            for metrics in self.metrics:
                 metrics.seconds.observe(self.seconds)
-            self._ended(self)
+            self.ended(self)
 
     def _named(self, error: SpecllamaError) -> SpecllamaError:
         """The error, with the request's own name for the field at fault."""
@@ -224,14 +225,14 @@ class RequestStream:
 
     def _count(self, assembler: EventAssembler, done: protocol.Done) -> None:
         first_of_prompt = assembler.index % self._n == 0
-        for metrics in self._metrics:
+        for metrics in self.metrics:
             if done.queue_seconds is not None:
                 metrics.queued.observe(done.queue_seconds)
             metrics.count(done.stats, plain_rate(done.stats, done.stored_t1, done.pace), first_of_prompt)
 
     def _observe(self, index: int, n: int, now: float) -> None:
         """Observe the arrival of n tokens of a choice in the metrics."""
-        for metrics in self._metrics:
+        for metrics in self.metrics:
             if index not in self._last:
                 metrics.first_token.observe(now - self._began)
             else:

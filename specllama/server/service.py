@@ -12,14 +12,12 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from types import MappingProxyType
 
 from specllama.client import protocol
 from specllama.errors import BusyError, DeadlineError, ResourceError, SpecllamaError
 from specllama.models.catalogue import CatalogueModel
 from specllama.prefix_disk.directory import StateDirectory, default_directory
 from specllama.prefix_disk.scopes import OPEN, SHARED, scope_of
-from specllama.server.events import ReasoningFormat
 from specllama.server.metrics import Metrics, MetricsByOwner
 from specllama.server.requests import RequestStream
 from specllama.server.settings import ServerSettings
@@ -214,40 +212,26 @@ class Service:
     def n_slots(self) -> int:
         return 0 if self.embeds else self.settings.load.n_slots
 
-    def start(
-        self,
-        requests: Sequence[protocol.Generate],
-        n: int = 1,
-        reasoning: ReasoningFormat = "auto",
-        fields: Mapping[str, str] = MappingProxyType({}),
-        supersedes: str = "",
-        n_bytes: int = 0,
-    ) -> RequestStream:
-        """Start n completions of each request; they wait until the model is loaded. supersedes: a key;
-        earlier requests of the same owner and key end with the text that they have, unless this request only
-        evaluates its prompt; "" for none. n_bytes: size of the request. The others: see RequestStream.
-
-        Raises BusyError if too many completions are waiting, ResourceError while the server shuts down. The
-        result raises errors of the load and of the engine, and EngineDiedError without one.
+    def start(self, job: RequestStream) -> None:
+        """Start a request, which waits until the model is loaded, and raises errors of the load and of the
+        engine, and EngineDiedError without one. Raises BusyError if too many completions are waiting,
+        ResourceError while the server shuts down.
         """
-        owner = requests[0].owner
-        counting = self.metrics.counting(owner)
+        job.metrics, job.ended = self.metrics.counting(job.owner), self._ended
         try:
-            self.admission.check(owner, len(requests) * n, 0 if self.lease.is_open else n_bytes)
+            self.admission.check(job.owner, job.n_completions, 0 if self.lease.is_open else job.n_held)
         except BusyError:
-            for metrics in counting:
+            for metrics in job.metrics:
                 metrics.refused.inc()
             raise
-        job = RequestStream(requests, counting, self._ended, n, reasoning, fields, supersedes, n_bytes)
-        if supersedes and not requests[0].warm:
-            same = (job.owner, supersedes)
+        if job.supersedes and not job.requests[0].warm:
+            same = (job.owner, job.supersedes)
             for older in [other for other in self.jobs if (other.owner, other.supersedes) == same]:
                 older.end_early()
         self.jobs.add(job)
         self.admission.requests.add(job)
         launch = self._launches[job] = asyncio.create_task(self._launch(job))
         launch.add_done_callback(partial(self._launched, job))
-        return job
 
     async def read_metrics(self, owner: str) -> Metrics:
         """The metrics that an owner may read. Gauges that are not reported in time keep their values."""

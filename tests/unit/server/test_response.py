@@ -57,7 +57,9 @@ EngineRun = Callable[[Engine], Awaitable[None]]
 
 
 def waiting_job(n: int, ended: Callable[[RequestStream], None] = lambda _: None) -> RequestStream:
-    return RequestStream([generate(0, prompt="x", params={"seed": 0})], [Metrics("m")], ended, n)
+    job = RequestStream([generate(0, prompt="x", params={"seed": 0})], n)
+    job.metrics, job.ended = [Metrics("m")], ended
+    return job
 
 
 def started_job(n: int) -> tuple[Engine, RequestStream]:

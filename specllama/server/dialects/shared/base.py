@@ -312,8 +312,9 @@ class ApiRequest:
             n = body.expected_context
             self.say(f"num_ctx {n} is above the context of {info.n_ctx} tokens, which stays")
         n_bytes = getattr(self._http.state, "body_bytes", 0)
-        job = self.service.start(requests, *form, body.supersedes, n_bytes)
+        job = RequestStream(requests, *form, body.supersedes, n_bytes)
         job.answer_id = made.id
+        self.service.start(job)
         self.keep_model(body.keep_alive)
         seconds = self.settings.seconds, self.settings.client_seconds
         return StreamingResponse(job, made, body.stream, *seconds)

@@ -423,7 +423,7 @@ class GenerationFields(StructuredFields):
 
     @property
     def supersedes(self) -> str:
-        """See Service.start."""
+        """See RequestStream."""
         return ""
 
     @property
