@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 from specllama.images import MEDIA_MARKER
 from specllama.server.dialects.llama_server.completion import InfillRequest, NativeRequest
-from specllama.server.dialects.ollama.requests import OllamaChatRequest, OllamaGenerateRequest, OllamaOptions
-from specllama.server.dialects.openai.completions import ChatRequest
+from specllama.server.dialects.ollama import OllamaChatRequest, OllamaGenerateRequest, OllamaOptions
+from specllama.server.dialects.openai.routes import ChatRequest
 from specllama.server.dialects.shared.fields import FieldError, RequestBody, checked
 
 PAGE = Path(__file__).parent.parent / "docs" / "fields.md"

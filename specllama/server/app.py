@@ -19,10 +19,8 @@ import specllama
 from specllama.errors import SpecllamaError
 from specllama.json_types import JsonObject
 from specllama.server import page
-from specllama.server.dialects import lm_studio
-from specllama.server.dialects.anthropic import routes as anthropic
+from specllama.server.dialects import anthropic, lm_studio, ollama
 from specllama.server.dialects.llama_server import routes as llama_server
-from specllama.server.dialects.ollama import routes as ollama
 from specllama.server.dialects.openai import routes as openai
 from specllama.server.dialects.shared.base import ApiRequest, ApiRoute, Shared
 from specllama.server.http.access import AccessMiddleware

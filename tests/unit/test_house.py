@@ -404,7 +404,7 @@ def test_one_clock_measures_time() -> None:
     of another program.
     """
     times_of_day = {
-        "models.progress", "server.dialects.ollama.routes", "server.dialects.shared.writer",
+        "models.progress", "server.dialects.ollama", "server.dialects.shared.writer",
         "server.dialects.openai.responses.writer", "server.service", "cli.cache", "cli.chats",
         "cli.doctor.files", "worker.profile",
     }  # fmt: skip

@@ -11,11 +11,11 @@ import pytest
 from specllama.config.load import AUTO, LoadSettings, ModelSettings
 from specllama.errors import UsageError
 from specllama.prefix_disk.scopes import LOCAL, OPEN, SHARED
-from specllama.server.dialects.anthropic.request import MessagesRequest
+from specllama.server.dialects.anthropic import MessagesRequest
 from specllama.server.dialects.llama_server.completion import NativeRequest
 from specllama.server.dialects.llama_server.routes import is_file_name
-from specllama.server.dialects.ollama.requests import OllamaChatRequest
-from specllama.server.dialects.openai.completions import ChatRequest
+from specllama.server.dialects.ollama import OllamaChatRequest
+from specllama.server.dialects.openai.routes import ChatRequest
 from specllama.server.dialects.openai.responses.request import ResponsesRequest
 from specllama.server.dialects.shared.fields import checked
 from specllama.server.service import DiskScopes

@@ -13,7 +13,7 @@ from specllama.core.sampling.params import SamplingParams
 from specllama.core.stats import RunStats
 from specllama.errors import EngineDiedError, SpecllamaError
 from specllama.server import requests as response
-from specllama.server.dialects.openai.completions import ChatWriter
+from specllama.server.dialects.openai.routes import ChatWriter
 from specllama.server.dialects.shared.writer import AnswerOptions
 from specllama.server.events import End, Start, TextEvent
 from specllama.server.http.errors import ClientGoneError

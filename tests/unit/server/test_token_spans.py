@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from specllama.client import protocol
 from specllama.core.stats import RunStats
-from specllama.server.dialects.openai.completions import ChatWriter, CompletionWriter
+from specllama.server.dialects.openai.routes import ChatWriter, CompletionWriter
 from specllama.server.dialects.shared.writer import AnswerOptions
 from specllama.server.events import Accumulator, Event, EventAssembler, TextEvent
 from specllama.text.detokenizer import TokenWriter

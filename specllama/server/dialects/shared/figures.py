@@ -180,6 +180,29 @@ def own_figures(ends: Iterable[events.End], enabled: bool) -> JsonObject:
     }
 
 
+def usage(fold: events.Accumulator) -> JsonObject:
+    """Token counts in the form of OpenAI's API; each prompt counts once, whatever the number of its choices."""
+    prompts = {c.start.prompt: c for c in reversed(fold.in_order)}.values()
+    n_prompt = sum(c.start.n_prompt for c in prompts)
+    n_cached = sum(c.end.stats.n_reused for c in prompts if c.end)
+    total = summed(end.stats for end in fold.ends)
+    n_drafted, n_accept = total.n_drafted, total.n_accept
+    if total.n_prediction:  # as OpenAI counts them; without one, all drafts
+        n_drafted, n_accept = total.n_predicted, total.n_predicted_accept
+    return {
+        "prompt_tokens": n_prompt,
+        "completion_tokens": total.n_predict,
+        "total_tokens": n_prompt + total.n_predict,
+        "prompt_tokens_details": {"cached_tokens": n_cached, "audio_tokens": 0},
+        "completion_tokens_details": {
+            "accepted_prediction_tokens": n_accept,
+            "rejected_prediction_tokens": n_drafted - n_accept,
+            "reasoning_tokens": sum(end.n_reasoning for end in fold.ends),
+            "audio_tokens": 0,
+        },
+    }
+
+
 def _ratio(a: float, b: float) -> float:
     return a / b if b else 0.0
 

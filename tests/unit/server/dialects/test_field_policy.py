@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from specllama.client import protocol
-from specllama.server.dialects.anthropic.request import MessagesRequest
+from specllama.server.dialects.anthropic import MessagesRequest
 from specllama.server.dialects.llama_server.completion import InfillRequest, NativeRequest
-from specllama.server.dialects.ollama.requests import OllamaChatRequest, OllamaGenerateRequest
-from specllama.server.dialects.openai.completions import ChatRequest, CompletionRequest
+from specllama.server.dialects.ollama import OllamaChatRequest, OllamaGenerateRequest
+from specllama.server.dialects.openai.routes import ChatRequest, CompletionRequest
 from specllama.server.dialects.openai.responses.request import ResponsesRequest
 from specllama.server.dialects.shared.fields import MAX_NAMED, FieldError, checked
 from tests.support.generations import text_only

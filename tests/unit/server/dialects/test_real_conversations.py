@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from specllama.server.dialects.openai.completions import ChatRequest
+from specllama.server.dialects.openai.routes import ChatRequest
 from specllama.server.dialects.shared.fields import checked
 from tests.support.conversation_table import CONTINUED, SIXTY
 from tests.support.conversations import WRITERS

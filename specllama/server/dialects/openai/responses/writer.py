@@ -15,9 +15,14 @@ from specllama.client.protocol import PositionLogprobs
 from specllama.errors import SpecllamaError
 from specllama.json_types import JsonObject
 from specllama.server import events
-from specllama.server.dialects.openai.completions import response_usage
 from specllama.server.dialects.openai.responses.request import name_only
-from specllama.server.dialects.shared.figures import described, prompt_progress, running_timings, trace_of
+from specllama.server.dialects.shared.figures import (
+    described,
+    prompt_progress,
+    running_timings,
+    trace_of,
+    usage,
+)
 from specllama.server.dialects.shared.writer import AnswerOptions, AnswerWriter, error_body, named_event
 
 COMPLETED, INCOMPLETE, IN_PROGRESS = "completed", "incomplete", "in_progress"
@@ -50,6 +55,20 @@ def text_part(text: str, logprobs: Sequence[PositionLogprobs] = ()) -> JsonObjec
 
 def reasoning_part(text: str) -> JsonObject:
     return {"type": "reasoning_text", "text": text}
+
+
+def _usage(fold: events.Accumulator) -> JsonObject:
+    """Token counts under the names of this API."""
+    counts = usage(fold)
+    cached = counts["prompt_tokens_details"]["cached_tokens"]
+    reasoning = counts["completion_tokens_details"]["reasoning_tokens"]
+    return {
+        "input_tokens": counts["prompt_tokens"],
+        "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
+        "output_tokens": counts["completion_tokens"],
+        "output_tokens_details": {"reasoning_tokens": reasoning},
+        "total_tokens": counts["total_tokens"],
+    }
 
 
 MAX_ECHO = 256 * 1024  # bytes of the request that an answer repeats
@@ -255,7 +274,7 @@ class ResponsesWriter(AnswerWriter):
         response = self._response(COMPLETED if complete else INCOMPLETE, self._output(choice))
         return {
             **response,
-            "usage": response_usage(self.fold),
+            "usage": _usage(self.fold),
             "seed": choice.start.seed,
             **self.figures(),
         }

@@ -15,7 +15,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from specllama.core.gain import PlainRate
 from specllama.core.stats import RunStats
-from specllama.server.dialects.openai.completions import ChatWriter
+from specllama.server.dialects.openai.routes import ChatWriter
 from specllama.server.dialects.shared.writer import AnswerOptions
 from specllama.server.events import CallArgs, CallClose, CallOpen, End, Event, Reasoning, Start, TextEvent
 from tests.support.event_scripts import Script, scripts

@@ -11,7 +11,7 @@ import pytest
 from specllama.calls.tools import Tool, Tools
 from specllama.client import protocol
 from specllama.errors import UsageError
-from specllama.server.dialects.openai.completions import ChatRequest
+from specllama.server.dialects.openai.routes import ChatRequest
 from specllama.server.dialects.shared.fields import FieldError, checked
 from specllama.server.http.body import parse
 

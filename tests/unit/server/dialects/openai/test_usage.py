@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from specllama.core.gain import PlainRate
 from specllama.core.stats import RunStats
-from specllama.server.dialects.openai.completions import usage
-from specllama.server.dialects.shared.figures import figures
+from specllama.server.dialects.shared.figures import figures, usage
 from specllama.server.events import Accumulator, End, Start, TextEvent
 
 

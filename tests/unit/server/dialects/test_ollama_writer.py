@@ -14,7 +14,7 @@ from hypothesis import given
 from specllama.core.gain import PlainRate
 from specllama.core.stats import RunStats
 from specllama.errors import EngineDiedError
-from specllama.server.dialects.ollama.routes import OllamaWriter
+from specllama.server.dialects.ollama import OllamaWriter
 from specllama.server.dialects.shared.writer import AnswerOptions
 from specllama.server.events import CallArgs, CallClose, CallOpen, End, Event, Start, TextEvent
 from tests.support.event_scripts import Script, scripts

@@ -13,8 +13,8 @@ from specllama.client.protocol import Infill, TextInput
 from specllama.errors import AccessError, BusyError, EngineDiedError
 from specllama.models.catalogue import ModelDetails
 from specllama.server.app import ERRORS
-from specllama.server.dialects.ollama import routes
-from specllama.server.dialects.ollama.requests import OllamaChatRequest, OllamaGenerateRequest, ShowRequest
+from specllama.server.dialects import ollama as routes
+from specllama.server.dialects.ollama import OllamaChatRequest, OllamaGenerateRequest, ShowRequest
 from specllama.server.dialects.shared.fields import FieldError, checked
 from tests.support.generations import text_only
 from tests.support.loads import load_info

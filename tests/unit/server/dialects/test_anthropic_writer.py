@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from specllama.core.gain import PlainRate
 from specllama.core.stats import RunStats
 from specllama.errors import EngineDiedError
-from specllama.server.dialects.anthropic.routes import SIGNATURE, MessageWriter
+from specllama.server.dialects.anthropic import SIGNATURE, MessageWriter
 from specllama.server.dialects.shared.writer import AnswerOptions
 from specllama.server.events import (
     CallArgs,

@@ -1,1 +1,0 @@
-"""The part of Ollama's API that clients need to chat with a model."""
