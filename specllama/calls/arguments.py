@@ -11,10 +11,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from specllama.calls.format import marked
+from specllama.calls.format import NEWLINE, Lark, literal, marked
 from specllama.calls.frame import Frame, FramedFormat, FrameReader
 from specllama.calls.history import text_of
-from specllama.calls.lark import NEWLINE, Lark, literal
 from specllama.calls.scanner import BLANKS, Scanner, Steps
 from specllama.calls.schema import Types, embedded, json_text, of_type, parameters, type_name
 from specllama.calls.tools import Tool

@@ -11,7 +11,7 @@ from typing import Any
 
 from specllama.calls import json_formats
 from specllama.calls.arguments import Lfm2, LiteralArguments, Syntax, TaggedArguments
-from specllama.calls.format import CallFormat
+from specllama.calls.format import NEWLINE, CallFormat
 from specllama.calls.frame import ID, JSON, ArgumentStyle, Frame, PlainFormat
 from specllama.calls.gpt_oss import GptOss
 from specllama.calls.history import (
@@ -23,7 +23,6 @@ from specllama.calls.history import (
     with_calls,
     with_ids,
 )
-from specllama.calls.lark import NEWLINE
 from specllama.errors import UsageError, option
 from specllama.regular_file import table_of
 

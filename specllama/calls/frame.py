@@ -12,9 +12,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
-from specllama.calls.format import AnswerShape, CallFormat, marked
+from specllama.calls.format import NEWLINE, AnswerShape, CallFormat, Lark, escaped, literal, marked
 from specllama.calls.history import Call, Messages
-from specllama.calls.lark import NEWLINE, Lark, escaped, literal
 from specllama.calls.scanner import StepReader, Steps
 from specllama.calls.schema import bodies, json_text
 from specllama.calls.tools import Tool, Tools

@@ -13,9 +13,8 @@ import json
 import re
 from collections.abc import Collection, Sequence
 
-from specllama.calls.format import AnswerShape, CallFormat, marked
+from specllama.calls.format import MAX_PARTS, AnswerShape, CallFormat, Lark, marked
 from specllama.calls.history import Call, Messages, one_call_each
-from specllama.calls.lark import MAX_PARTS, Lark
 from specllama.calls.scanner import StepReader, Steps
 from specllama.calls.schema import bodies, json_text
 from specllama.calls.tools import Tools
@@ -44,9 +43,8 @@ class GptOss(CallFormat):
         return all(text in template for text in (_CHANNEL, _MESSAGE, "functions.", "commentary"))
 
     def fixed(self, messages: Messages) -> Messages:
-        rewritten = (
-            Messages()
-        )  # reasoning is called `thinking`, and is there only with calls, instead of text
+        # Reasoning is called `thinking`, and is there only with calls, instead of text.
+        rewritten = Messages()
         for message in one_call_each(messages):
             thought = message.get("reasoning_content") if message.get("tool_calls") else None
             kept = {k: v for k, v in message.items() if k != "reasoning_content"}

@@ -9,10 +9,9 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from specllama.calls.arguments import PYTHON_ARGUMENTS
-from specllama.calls.format import TemplateData
+from specllama.calls.format import NEWLINE, Lark, TemplateData, escaped, literal
 from specllama.calls.frame import ID, Frame, FramedFormat, FrameReader
 from specllama.calls.history import Messages, one_call_each
-from specllama.calls.lark import NEWLINE, Lark, escaped, literal
 from specllama.calls.scanner import Steps
 from specllama.calls.schema import Arguments, arguments, bodies, json_text
 from specllama.calls.tools import Tools

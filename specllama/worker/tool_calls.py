@@ -11,10 +11,9 @@ from dataclasses import replace
 from typing import Any
 
 from specllama.calls.abilities import Abilities, abilities, rendered, rendered_text
-from specllama.calls.format import AnswerShape, CallFormat, TemplateData, with_tokens
+from specllama.calls.format import AnswerShape, CallFormat, Lark, TemplateData, with_tokens
 from specllama.calls.formats import choose, named
 from specllama.calls.history import reasoning_apart
-from specllama.calls.lark import Lark
 from specllama.calls.schema import answer_text, notes
 from specllama.calls.tools import NO_TOOLS, Tools
 from specllama.client import protocol
