@@ -288,7 +288,10 @@ class Scanner:
                 if self.last:
                     return False
                 yield
-        return is_object("".join(written))
+        try:
+            return isinstance(json.loads("".join(written)), dict)
+        except (ValueError, RecursionError):
+            return False
 
     def string(self, markers: Sequence[str]) -> Steps[bool]:
         """Passes the text before the first of these markers on as the inside of a JSON string; the marker is
@@ -336,13 +339,6 @@ class StepReader(ABC):
             pass
         self.scan.write_text(len(self.scan.text))
         return self.scan.taken()
-
-
-def is_object(text: str) -> bool:
-    try:
-        return isinstance(json.loads(text), dict)
-    except (ValueError, RecursionError):
-        return False
 
 
 def without_shown(text: str, runs: Runs) -> tuple[str, Runs]:

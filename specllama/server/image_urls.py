@@ -60,11 +60,10 @@ class ImageFetcher:
     def __init__(self, is_allowed: IsAllowed = is_public, seconds: float = _SECONDS) -> None:
         self._is_allowed, self._seconds = is_allowed, seconds
 
-    def get(self, url: str, where: str = "") -> bytes:
-        """The bytes at an address, of at most MAX_BYTES. where: what names the image in messages. Raises
-        UsageError for all that goes wrong: the client has named what cannot be read.
+    def get(self, url: str) -> bytes:
+        """The bytes at an address, of at most MAX_BYTES. Raises UsageError for all that goes wrong: the client
+        has named what cannot be read.
         """
-        name = f"{where}: " if where else ""
         deadline = running_time() + self._seconds
         try:
             for _ in range(MAX_REDIRECTS + 1):
@@ -89,7 +88,7 @@ class ImageFetcher:
                 why = "its certificate is not accepted, or it knows no TLS"
         except (httpx2.InvalidURL, ValueError):
             why = "this is no address on the web"
-        raise UsageError(f"{name}the image at {quoted(url)} cannot be read: {why}", _HINT) from None
+        raise UsageError(f"the image at {quoted(url)} cannot be read: {why}", _HINT) from None
 
     def _response(self, url: httpx2.URL, deadline: float) -> tuple[bytes, str | None]:
         """(content, None), or (nothing, where it is instead). Raises _UnreadError, what httpcore2 raises."""

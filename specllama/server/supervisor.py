@@ -60,7 +60,8 @@ class ModelLease:
     """Counts the users of one model, which stays loaded while there are any.
 
     on_change: called when a waiter arrives or gives up, and when the last user releases the model. state: of
-    the model. n_users: requests and queries that have acquired it. used_at: time of the last release.
+    the model. is_open: whether `acquire` returns at once. n_users: requests and queries that have acquired
+    it. used_at: time of the last release.
     idle_seconds: time without users after which it is unloaded, None for never.
     """
 
@@ -70,18 +71,13 @@ class ModelLease:
         self.n_users = 0
         self.used_at = 0.0
         self.idle_seconds: float | None = None
-        self._is_open = False
+        self.is_open = False
         self._waiters: dict[asyncio.Future[None], float] = {}  # to the time of arrival, in this order
-
-    @property
-    def is_open(self) -> bool:
-        """Whether `acquire` returns at once."""
-        return self._is_open
 
     @property
     def has_engine(self) -> bool:
         """Whether the model is loaded or loading, and is not being unloaded."""
-        return self._is_open or self.state == "loading"
+        return self.is_open or self.state == "loading"
 
     @property
     def waiting_since(self) -> float | None:
@@ -106,7 +102,7 @@ class ModelLease:
 
     async def acquire(self) -> None:
         """Wait for the model, which then stays loaded until `release`. Raises the error of its load."""
-        if self._is_open:
+        if self.is_open:
             self.n_users += 1
             return
         loop = asyncio.get_running_loop()
@@ -139,7 +135,7 @@ class ModelLease:
 
     def open(self) -> None:
         """Wakes all waiters; later acquires return at once."""
-        self._is_open = True
+        self.is_open = True
         for waiter in list(self._waiters):
             del self._waiters[waiter]
             if not waiter.done():
@@ -148,7 +144,7 @@ class ModelLease:
 
     def close(self) -> None:
         """Makes later acquires wait. Requests that have acquired the model keep it."""
-        self._is_open = False
+        self.is_open = False
 
     def fail_waiters(self, error: SpecllamaError) -> None:
         for waiter in list(self._waiters):

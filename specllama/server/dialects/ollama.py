@@ -373,7 +373,7 @@ async def show(api: ApiRequest) -> Response:
 async def chat(api: ApiRequest) -> Response:
     body = await api.body(OllamaChatRequest)
     await _info(api, body)
-    return await (_answer(api, body, chat=True) if body.messages else _loaded(api, body, chat=True))
+    return await (api.answer(body, OllamaWriter) if body.messages else _loaded(api, body, chat=True))
 
 
 async def generate(api: ApiRequest) -> Response:
@@ -386,11 +386,7 @@ async def generate(api: ApiRequest) -> Response:
         raise FieldError(f'"{name}" does not support insert, its vocabulary has no tokens for it', "suffix")
     if not info.template_works:
         body.without_template()
-    return await _answer(api, body, chat=False)
-
-
-async def _answer(api: ApiRequest, body: OllamaRequest, chat: bool) -> Response:
-    return await api.answer(body, partial(OllamaWriter, chat=chat))
+    return await api.answer(body, partial(OllamaWriter, chat=False))
 
 
 async def embed(api: ApiRequest) -> Response:

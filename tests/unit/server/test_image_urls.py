@@ -75,8 +75,8 @@ def site() -> Iterator[str]:
 
 def refused(fetcher: ImageFetcher, url: str) -> str:
     with pytest.raises(UsageError) as error:
-        fetcher.get(url, "here")
-    assert error.value.message.startswith("here: the image at ")
+        fetcher.get(url)
+    assert error.value.message.startswith("the image at ")
     return error.value.message
 
 

@@ -276,15 +276,8 @@ class TemplateRequest(TemplateInput):
     """The conversation of /apply-template."""
 
 
-async def completion(api: ApiRequest) -> Response:
-    return await _answer(api, await api.body(NativeRequest))
-
-
-async def infill(api: ApiRequest) -> Response:
-    return await _answer(api, await api.body(InfillRequest))
-
-
-async def _answer(api: ApiRequest, body: NativeRequest) -> Response:
+async def completion(api: ApiRequest, model: type[NativeRequest] = NativeRequest) -> Response:
+    body = await api.body(model)
     api.check_model(body.model)
     supervisor, drafts = api.supervisor, body.speculation.enabled  # not the body: it may be large
 
@@ -439,6 +432,7 @@ def _refusing(error: NotSupportedError) -> Endpoint:
     return refuse
 
 
+_INFILL = partial(completion, model=InfillRequest)
 DIALECT = Dialect(
     error_body,
     (
@@ -449,7 +443,7 @@ DIALECT = Dialect(
         ApiRoute("POST", "/drain", drain, "End the server when its requests have ended"),
         ApiRoute("POST", "/completion", completion, "Continue a prompt", NativeRequest),
         ApiRoute("POST", "/completions", completion),
-        ApiRoute("POST", "/infill", infill, "Fill a gap in a text", InfillRequest),
+        ApiRoute("POST", "/infill", _INFILL, "Fill a gap in a text", InfillRequest),
         ApiRoute("GET", "/metrics", metrics, "Figures for Prometheus"),
         ApiRoute("GET", "/props", props, "The server's settings"),
         ApiRoute("GET", "/slots", slots, "What each slot is doing"),

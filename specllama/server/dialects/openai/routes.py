@@ -300,15 +300,8 @@ class CompletionRequest(RawPromptFields):
         return {**super().engine_fields(), "show_prompt": bool(self.verbose)}
 
 
-async def chat(api: ApiRequest) -> Response:
-    return await _answer(api, await api.body(ChatRequest), ChatWriter)
-
-
-async def completions(api: ApiRequest) -> Response:
-    return await _answer(api, await api.body(CompletionRequest), CompletionWriter)
-
-
-async def _answer(api: ApiRequest, body: SamplingFields, writer: type[OpenAIWriter]) -> Response:
+async def _answer(api: ApiRequest, model: type[SamplingFields], writer: type[OpenAIWriter]) -> Response:
+    body = await api.body(model)
     if body.verbose is None:
         body.verbose = api.settings.verbose
     return await api.answer(body, writer)
@@ -431,16 +424,18 @@ def _meta(model: ListedModel) -> JsonObject:
     }
 
 
+_CHAT = partial(_answer, model=ChatRequest, writer=ChatWriter)
+_COMPLETIONS = partial(_answer, model=CompletionRequest, writer=CompletionWriter)
 DIALECT = Dialect(
     error_body,
     (
         ApiRoute("GET", "/v1/models", models, "The models that are served"),
         ApiRoute("GET", "/v1/models/{name:path}", model, "One model"),
-        ApiRoute("POST", "/v1/chat/completions", chat, "Answer a conversation", ChatRequest),
+        ApiRoute("POST", "/v1/chat/completions", _CHAT, "Answer a conversation", ChatRequest),
         ApiRoute(
             "POST", "/v1/chat/completions/control", control, "End the reasoning of an answer", ControlRequest
         ),
-        ApiRoute("POST", "/v1/completions", completions, "Continue a prompt", CompletionRequest),
+        ApiRoute("POST", "/v1/completions", _COMPLETIONS, "Continue a prompt", CompletionRequest),
         ApiRoute("POST", "/v1/responses", respond, "Answer a conversation of items", ResponsesRequest),
         ApiRoute("POST", "/responses", respond),
         ApiRoute("POST", "/v1/embeddings", embeddings, "Vectors of texts", EmbeddingsRequest),
@@ -448,7 +443,7 @@ DIALECT = Dialect(
         ApiRoute("DELETE", "/v1/responses/{name}", stored),
         ApiRoute("GET", "/models", models),
         ApiRoute("GET", "/models/{name:path}", model),
-        ApiRoute("POST", "/chat/completions", chat),
+        ApiRoute("POST", "/chat/completions", _CHAT),
         *(
             ApiRoute("POST", f"{at}/{kind}/input_tokens", partial(_length, model=model))
             for at in ("", "/v1")
