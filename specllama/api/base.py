@@ -13,12 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import IO, Any, Literal, Unpack
 
-from specllama.api.outputs import (
-    EmbeddingOutput,
-    EmbeddingRequestOutput,
-    PendingCompletion,
-    PendingRequest,
-)
+from specllama.api.outputs import EmbeddingOutput, EmbeddingRequestOutput, PendingCompletion, PendingRequest
 from specllama.api.prompts import (
     Message,
     Params,

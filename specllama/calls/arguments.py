@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from specllama.calls.format import NEWLINE, Lark, literal, marked
-from specllama.calls.frame import Frame, FramedFormat, FrameReader
+from specllama.calls.frame import ArgumentStyle, Frame, FramedFormat, FrameReader
 from specllama.calls.history import text_of
 from specllama.calls.scanner import BLANKS, Scanner, Steps
 from specllama.calls.schema import Types, embedded, json_text, of_type, parameters, type_name
@@ -155,7 +155,7 @@ _HEX = {"x": 2, "u": 4, "U": 8}
 _MAX_KEY = 256
 
 
-class LiteralArguments:
+class LiteralArguments(ArgumentStyle):
     """Arguments in one of these syntaxes."""
 
     begin = ""
@@ -346,7 +346,7 @@ class Lfm2(FramedFormat):
 _STRING = frozenset(("string",))
 
 
-class TaggedArguments:
+class TaggedArguments(ArgumentStyle):
     """Arguments one by one between tags: strings are raw text, other values are JSON.
 
         before key after value end

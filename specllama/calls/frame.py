@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 from specllama.calls.format import NEWLINE, AnswerShape, CallFormat, Lark, escaped, literal, marked
 from specllama.calls.history import Call, Messages
@@ -26,38 +26,27 @@ _ID_LENGTH = 64
 _SYNONYMS = {'"arguments"': ('"arguments"', '"parameters"'), '"parameters"': ('"parameters"', '"arguments"')}
 
 
-class ArgumentStyle(Protocol):
-    """How arguments are written."""
-
-    begin: str
-    """The character with which they begin, "" if any may come."""
-
-    def items(self, lark: Lark, schema: Mapping[str, Any], /) -> str:
-        """Items of a grammar that match them."""
-
-    def read(self, reader: FrameReader, tool: Tool, /) -> Steps[bool]:
-        """Passes them on as JSON. Returns whether they are complete and an object."""
-
-    def write(self, arguments: Mapping[str, Any], special: Collection[str] = (), /) -> str:
-        """As the grammar has them, with SHOWN before the style's own tokens that are in `special`."""
-
-
-class JsonArguments:
-    """A JSON object."""
+class ArgumentStyle:
+    """How arguments are written: as a JSON object. Other ways are subclasses. begin: the character with which
+    they begin, "" if any may come.
+    """
 
     begin = "{"
 
-    def items(self, lark: Lark, schema: Mapping[str, Any]) -> str:
+    def items(self, lark: Lark, schema: Mapping[str, Any], /) -> str:
+        """Items of a grammar that match them."""
         return lark.rule(json_text(schema))
 
-    def read(self, reader: FrameReader, _tool: Tool) -> Steps[bool]:
+    def read(self, reader: FrameReader, _tool: Tool, /) -> Steps[bool]:
+        """Passes them on as JSON. Returns whether they are complete and an object."""
         return (yield from reader.scan.json_object())
 
-    def write(self, arguments: Mapping[str, Any], _special: Collection[str] = ()) -> str:
+    def write(self, arguments: Mapping[str, Any], _special: Collection[str] = (), /) -> str:
+        """As the grammar has them, with SHOWN before the style's own tokens that are in `special`."""
         return json.dumps(arguments, ensure_ascii=False)
 
 
-JSON = JsonArguments()
+JSON = ArgumentStyle()
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,10 +15,7 @@ from specllama.json_types import JsonObject
 from specllama.server.dialects.shared import figures
 from specllama.server.dialects.shared.fields import SMALL, AtMost, Body
 from specllama.server.dialects.shared.raw_prompts import RawPromptFields
-from specllama.server.dialects.shared.sampling_fields import (
-    MAX_N,
-    SamplingFields,
-)
+from specllama.server.dialects.shared.sampling_fields import MAX_N, SamplingFields
 from specllama.server.dialects.shared.writer import AnswerOptions, AnswerWriter
 from specllama.server.events import AccumulatedChoice, End, Event, Prefill, TextEvent
 

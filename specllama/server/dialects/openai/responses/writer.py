@@ -272,12 +272,7 @@ class ResponsesWriter(AnswerWriter):
         choice = self.fold.choices[0]
         complete = choice.end is not None and choice.end.reason == "stop"
         response = self._response(COMPLETED if complete else INCOMPLETE, self._output(choice))
-        return {
-            **response,
-            "usage": _usage(self.fold),
-            "seed": choice.start.seed,
-            **self.figures(),
-        }
+        return {**response, "usage": _usage(self.fold), "seed": choice.start.seed, **self.figures()}
 
     def _response(self, status: str, output: list[JsonObject], error: JsonObject | None = None) -> JsonObject:
         echo: JsonObject = json.loads(self._echo)
