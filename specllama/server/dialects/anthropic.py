@@ -40,7 +40,7 @@ from specllama.server.dialects.shared.image_parts import replaced
 from specllama.server.dialects.shared.sampling_fields import SamplingFields, StopList
 from specllama.server.dialects.shared.structured import OutputConfig
 from specllama.server.dialects.shared.tools import needed
-from specllama.server.dialects.shared.writer import ERROR_TYPES, AnswerOptions, AnswerWriter, named_event
+from specllama.server.dialects.shared.writer import ERROR_TYPES, AnswerOptions, AnswerWriter
 from specllama.text.prompt_parts import reasoning_variables
 
 MAX_BLOCKS, MAX_ID = 4096, 512
@@ -325,7 +325,7 @@ _REASONS = {"length": "max_tokens", "context": "model_context_window_exceeded"}
 class MessageWriter(AnswerWriter):
     """Writes an answer with one choice. An answer without text and calls has an empty text block."""
 
-    ping = b'event: ping\ndata: {"type":"ping"}\n\n'
+    named, ping = True, b'event: ping\ndata: {"type":"ping"}\n\n'
 
     def __init__(self, options: AnswerOptions) -> None:
         super().__init__(options)
@@ -353,9 +353,6 @@ class MessageWriter(AnswerWriter):
 
     def error_body(self, error: SpecllamaError) -> JsonObject:
         return error_body(error, self.options.request_id)
-
-    def encoded(self, chunk: JsonObject) -> bytes:
-        return named_event(chunk)
 
     def answer(self) -> JsonObject:
         (choice,) = self.fold.in_order

@@ -82,10 +82,11 @@ class AnswerWriter(ABC):
     """Writes one answer.
 
     fold: accumulates the events. n_choices: of the answer. media_type: of a stream. ping: bytes that keep an
-    idle stream alive; clients ignore them. id: of the answer, "" in APIs that have none.
+    idle stream alive; clients ignore them. id: of the answer, "" in APIs that have none. named: whether
+    events are named by the types of their chunks.
     """
 
-    id = ""
+    id, named = "", False
     media_type, ping = "text/event-stream", b": waiting\n\n"
 
     def __init__(self, options: AnswerOptions) -> None:
@@ -112,8 +113,9 @@ class AnswerWriter(ABC):
         return b"".join(map(self.encoded, self.chunks(events, n_choices)))
 
     def encoded(self, chunk: JsonObject) -> bytes:
-        """A chunk as a part of a stream: a server-sent event without a name."""
-        return b"data: " + to_json(chunk) + b"\n\n"
+        """A chunk as a part of a stream: a server-sent event."""
+        name = b"event: " + chunk["type"].encode() + b"\n" if self.named else b""
+        return name + b"data: " + to_json(chunk) + b"\n\n"
 
     def error_event(self, error: errors.SpecllamaError) -> bytes:
         """An error after the first byte, as a part of a stream."""
@@ -131,8 +133,3 @@ class AnswerWriter(ABC):
 
     def figures(self) -> JsonObject:
         return figures(self.fold, self.options.speculate, self.options.ignored)
-
-
-def named_event(data: JsonObject) -> bytes:
-    """A server-sent event that is named by its type."""
-    return b"event: %b\ndata: %b\n\n" % (data["type"].encode(), to_json(data))

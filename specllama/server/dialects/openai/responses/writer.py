@@ -23,7 +23,7 @@ from specllama.server.dialects.shared.figures import (
     trace_of,
     usage,
 )
-from specllama.server.dialects.shared.writer import AnswerOptions, AnswerWriter, error_body, named_event
+from specllama.server.dialects.shared.writer import AnswerOptions, AnswerWriter, error_body
 
 COMPLETED, INCOMPLETE, IN_PROGRESS = "completed", "incomplete", "in_progress"
 OutputEntry = str | events.AccumulatedText | events.AccumulatedCall
@@ -90,6 +90,8 @@ class ResponsesWriter(AnswerWriter):
     items of the answer.
     """
 
+    named = True
+
     def __init__(
         self,
         options: AnswerOptions,
@@ -138,9 +140,6 @@ class ResponsesWriter(AnswerWriter):
             "status": status,
             "content": [text_part(entry.text, entry.logprobs)] if filled else [],
         }
-
-    def encoded(self, chunk: JsonObject) -> bytes:
-        return named_event(chunk)
 
     def answer(self) -> JsonObject:
         return self._final()
