@@ -35,6 +35,7 @@ from specllama.text.prompt_parts import template_variables
 
 Read = TypeVar("Read")
 
+
 class AsyncInbox:
     """A request of the running event loop: `start` submits it, `take` awaits its deltas, which the client's
     thread delivers, `leave` ends it.

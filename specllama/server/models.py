@@ -24,6 +24,7 @@ from specllama.server.service import Admission, Service
 from specllama.server.settings import ANY_NAME, ServerSettings
 from specllama.server.supervisor import Say, State, Supervisor
 
+
 class PullStoppedError(SpecllamaError):
     """A client has stopped the download."""
 

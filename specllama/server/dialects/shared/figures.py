@@ -19,6 +19,7 @@ from specllama.core.stats import RunStats, summed
 from specllama.json_types import JsonObject
 from specllama.server import events
 
+
 def trace_of(event: events.Event) -> JsonObject:
     """The sources of a text's tokens and the latest round, with earlier rounds that generated no text; {} for
     an event without text and rounds.
