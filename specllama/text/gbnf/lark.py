@@ -30,6 +30,7 @@ from specllama.text.gbnf.parser import (
     descendants,
     first_bytes,
     first_of,
+    of_parts,
     parse,
     settle,
     users,
@@ -466,13 +467,7 @@ class _Splitter:
                 return lexeme
         if isinstance(node, Literal):
             return Sequence(tuple(self._split(self._char(c)) for c in node.text))
-        if isinstance(node, Sequence):
-            return Sequence(tuple(self._split(item) for item in node.items))
-        if isinstance(node, Alternatives):
-            return Alternatives(tuple(self._split(option) for option in node.options))
-        if isinstance(node, Repeat):
-            return Repeat(self._split(node.item), node.least, node.most)
-        return node
+        return of_parts(node, map(self._split, children(node)))
 
 
 # Leaves out of a grammar what no text satisfies, such as the class [z-a]. llama.cpp generates up to there,
@@ -504,25 +499,16 @@ def prune(rules: Rules, matches: Callable[[TokenRef], bool]) -> Rules:
 
 def _pruned(node: Node, rules: Rules, matches: Callable[[TokenRef], bool]) -> Node | None:
     """None: it is impossible as a whole."""
-
-    def kept_ones(nodes: Iterable[Node]) -> list[Node]:
-        all_ = (_pruned(n, rules, matches) for n in nodes)
-        return [n for n in all_ if n is not None]
-
     if isinstance(node, Chars | TokenRef | Literal):
         return None if _is_impossible(node, matches) else node
     if isinstance(node, RuleRef):
         return node if node.name in rules else None
-    if isinstance(node, Repeat):
-        kept = kept_ones([node.item])
-        if kept:
-            return Repeat(kept[0], node.least, node.most)
+    below = [_pruned(part, rules, matches) for part in children(node)]
+    kept = [part for part in below if part is not None]
+    if isinstance(node, Repeat) and not kept:
         return None if node.least else Sequence(())
-    if isinstance(node, Alternatives):
-        kept = kept_ones(node.options)
-        return Alternatives(tuple(kept)) if kept else None
-    kept = kept_ones(children(node))
-    return Sequence(tuple(kept)) if len(kept) == len(children(node)) else None
+    is_possible = bool(kept) if isinstance(node, Alternatives) else len(kept) == len(below)
+    return of_parts(node, kept) if is_possible else None
 
 
 def _is_impossible(leaf: Node, matches: Callable[[TokenRef], bool]) -> bool:

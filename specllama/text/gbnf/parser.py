@@ -117,6 +117,13 @@ def children(node: Node) -> tuple[Node, ...]:
     return (node.item,) if isinstance(node, Repeat) else ()
 
 
+def of_parts(node: Node, parts: Iterable[Node]) -> Node:
+    """The same node with other ones directly below it."""
+    if isinstance(node, Repeat):
+        return Repeat(*parts, node.least, node.most)
+    return type(node)(tuple(parts)) if isinstance(node, Sequence | Alternatives) else node
+
+
 def descendants(node: Node) -> Iterable[Node]:
     """The node and all nodes below it."""
     todo = [node]
