@@ -6,7 +6,6 @@ from starlette.responses import JSONResponse, Response
 
 from specllama.client.model_info import LoadInfo
 from specllama.json_types import JsonObject
-from specllama.models.catalogue import ModelDetails
 from specllama.server.dialects.shared.base import ApiRequest, ApiRoute, Dialect
 from specllama.server.dialects.shared.writer import error_body
 from specllama.server.models import ListedModel, listed
@@ -25,14 +24,9 @@ async def model(api: ApiRequest) -> Response:
 
 async def _entry(api: ApiRequest, listing: ListedModel) -> JsonObject:
     facts = listing.info or await api.models.details(listing.model)
-    return entry(listing, facts, api.models.sees(listing.model, listing.info))
-
-
-def entry(listing: ListedModel, facts: LoadInfo | ModelDetails, sees: bool = False) -> JsonObject:
-    """One model. facts: from its last load or its header. sees: whether it reads images."""
     quant = facts.target.quant if isinstance(facts, LoadInfo) else facts.quant
     chats = facts.template_works if isinstance(facts, LoadInfo) else bool(facts.template)
-    kind = "vlm" if sees else "llm"
+    kind = "vlm" if api.models.sees(listing.model, listing.info) else "llm"
     shown: JsonObject = {
         "id": listing.name,
         "object": "model",
