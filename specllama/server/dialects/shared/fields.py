@@ -37,20 +37,6 @@ _NO_EFFECT = frozenset(_TABLE["no_effect"].split())
 _OFF: Mapping[str, list[Any]] = {
     name: values for names, values in _TABLE["off"].items() for name in names.split()
 }
-
-
-def is_harmless(name: str, value: Any) -> bool | None:
-    """True if a field that the body does not have changes nothing and need not be reported, False if it
-    is to be reported, None if it would change the text.
-    """
-    if value is None or name in _NO_EFFECT:
-        return True
-    if name not in _OFF:
-        return False
-    same = (value == off and isinstance(value, bool) == isinstance(off, bool) for off in _OFF[name])
-    return True if any(same) else None
-
-
 Model = TypeVar("Model", bound="RequestBody")
 MAX_JSON = 64 * 1024  # characters of a schema, or of other JSON of any form
 MAX_FIELDS = 256  # of an object, those without effect included
@@ -277,17 +263,21 @@ def _named(model: type[Body], ignored: Mapping[tuple[type[Body], str], None]) ->
 
 
 def supported(data: Mapping[str, Any], own: Collection[str], path: str = "") -> JsonObject:
-    """The fields without those of other APIs that have no effect. own: names of the model's fields. path:
-    of the object, with a final dot. Raises FieldError for an unsupported field.
+    """The fields without those of other APIs that have no effect and need not be reported. own: names of the
+    model's fields. path: of the object, with a final dot. Raises FieldError for a field that would change the
+    text.
     """
     kept = {}
     for name, value in data.items():
-        harmless = name not in own and is_harmless(name, value)
-        if harmless is None:
+        if name not in own and (value is None or name in _NO_EFFECT):
+            continue
+        if name in own or name not in _OFF:
+            kept[name] = value
+            continue
+        same = (value == off and isinstance(value, bool) == isinstance(off, bool) for off in _OFF[name])
+        if not any(same):
             why = _TABLE["instead"].get(name, "it would change the text")
             raise FieldError(f"{path}{name} is not supported: {why}", f"{path}{name}")
-        if not harmless:
-            kept[name] = value
     return kept
 
 
