@@ -19,7 +19,6 @@ from specllama.json_types import JsonObject
 from specllama.text.detokenizer import SHOWN
 from specllama.text.prompt_parts import PromptPart
 
-
 NEWLINE = "\1"
 """In the texts of formats: a line may end here or not."""
 MAX_PARTS = 200  # of the reasoning before a call that is required: sentences and lines

@@ -61,8 +61,8 @@ class ImageFetcher:
         self._is_allowed, self._seconds = is_allowed, seconds
 
     def get(self, url: str) -> bytes:
-        """The bytes at an address, of at most MAX_BYTES. Raises UsageError for all that goes wrong: the client
-        has named what cannot be read.
+        """The bytes at an address, of at most MAX_BYTES. Raises UsageError for all that goes wrong: the
+        client has named what cannot be read.
         """
         deadline = running_time() + self._seconds
         try:

@@ -27,8 +27,8 @@ import numpy as np
 from specllama.calls.history import function, settled
 from specllama.data import EMBEDDED_TARGET
 from specllama.server.dialects.anthropic import MessagesRequest
-from specllama.server.dialects.openai.routes import ChatRequest
 from specllama.server.dialects.openai.responses.request import ResponsesRequest
+from specllama.server.dialects.openai.routes import ChatRequest
 from specllama.server.dialects.shared.fields import checked
 from tests.agents.test_codex import CONFIG
 from tests.agents.test_opencode import settings

@@ -1,5 +1,5 @@
-"""Anthropic's API: /v1/messages and /v1/messages/count_tokens. Bodies and their content blocks, converted to a
-conversation for chat templates; the writer, blocks one after another; the routes.
+"""Anthropic's API, /v1/messages and /v1/messages/count_tokens: bodies and their content blocks, converted to
+a conversation for chat templates; the writer, blocks one after another; the routes.
 
 Calls of tools that ran on Anthropic's servers are converted too, followed by their results.
 """

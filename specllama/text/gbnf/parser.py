@@ -120,7 +120,7 @@ def children(node: Node) -> tuple[Node, ...]:
 def of_parts(node: Node, parts: Iterable[Node]) -> Node:
     """The same node with other ones directly below it."""
     if isinstance(node, Repeat):
-        return Repeat(*parts, node.least, node.most)
+        return Repeat(next(iter(parts)), node.least, node.most)
     return type(node)(tuple(parts)) if isinstance(node, Sequence | Alternatives) else node
 
 

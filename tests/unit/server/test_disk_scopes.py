@@ -15,8 +15,8 @@ from specllama.server.dialects.anthropic import MessagesRequest
 from specllama.server.dialects.llama_server.completion import NativeRequest
 from specllama.server.dialects.llama_server.routes import is_file_name
 from specllama.server.dialects.ollama import OllamaChatRequest
-from specllama.server.dialects.openai.routes import ChatRequest
 from specllama.server.dialects.openai.responses.request import ResponsesRequest
+from specllama.server.dialects.openai.routes import ChatRequest
 from specllama.server.dialects.shared.fields import checked
 from specllama.server.service import DiskScopes
 from specllama.server.settings import ServerSettings

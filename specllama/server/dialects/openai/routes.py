@@ -369,7 +369,7 @@ async def _length(api: ApiRequest, model: type[ChatRequest | ResponsesRequest]) 
 
 
 def model_entry(model: ListedModel) -> JsonObject:
-    """One model, as OpenAI's and Anthropic's clients read it, with llama-server's `meta`, and the context size
+    """One model, as OpenAI's and Anthropic's clients read it, with llama-server's `meta`; the context size is
     under the names used by vLLM's and OpenRouter's clients. `status`: whether it is in memory; during a load,
     the part being loaded and its progress; for a model not on disk, the command that downloads it, and the
     progress of a download.

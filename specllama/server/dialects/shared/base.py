@@ -49,8 +49,8 @@ _MAX_FOUND = 4 * 1024 * 1024  # bytes of all items that one request refers to
 
 
 class RecentItems:
-    """Holds the latest items in memory, each for its owner alone, for clients that send references to them, as
-    the AI SDK does by default. most: bytes of JSON. Thread-safe.
+    """Holds the latest items in memory, each for its owner alone, for clients that send references to them,
+    as the AI SDK does by default. most: bytes of JSON. Thread-safe.
     """
 
     def __init__(self, most: int = KEPT_BYTES) -> None:

@@ -182,7 +182,7 @@ def own_figures(ends: Iterable[events.End], enabled: bool) -> JsonObject:
 
 
 def usage(fold: events.Accumulator) -> JsonObject:
-    """Token counts in the form of OpenAI's API; each prompt counts once, whatever the number of its choices."""
+    """Token counts in the form of OpenAI's API; each prompt counts once, however many its choices."""
     prompts = {c.start.prompt: c for c in reversed(fold.in_order)}.values()
     n_prompt = sum(c.start.n_prompt for c in prompts)
     n_cached = sum(c.end.stats.n_reused for c in prompts if c.end)

@@ -21,8 +21,7 @@ from specllama.errors import (
     UsageError,
 )
 from specllama.server.app import ERRORS
-from specllama.server.dialects.anthropic import CountRequest, MessagesRequest
-from specllama.server.dialects.anthropic import error_body
+from specllama.server.dialects.anthropic import CountRequest, MessagesRequest, error_body
 from specllama.server.dialects.shared.fields import FieldError, checked
 from specllama.server.http.errors import HttpError
 from tests.support.generations import text_only

@@ -10,8 +10,8 @@ import pytest
 from specllama.client import protocol
 from specllama.server.dialects.anthropic import MessagesRequest
 from specllama.server.dialects.ollama import OllamaChatRequest
-from specllama.server.dialects.openai.routes import ChatRequest
 from specllama.server.dialects.openai.responses.request import ResponsesRequest
+from specllama.server.dialects.openai.routes import ChatRequest
 from specllama.server.dialects.shared.fields import checked
 from tests.support.conversation_table import CONTINUED, SIXTY
 from tests.support.conversations import (

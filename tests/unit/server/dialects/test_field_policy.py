@@ -12,8 +12,8 @@ from specllama.client import protocol
 from specllama.server.dialects.anthropic import MessagesRequest
 from specllama.server.dialects.llama_server.completion import InfillRequest, NativeRequest
 from specllama.server.dialects.ollama import OllamaChatRequest, OllamaGenerateRequest
-from specllama.server.dialects.openai.routes import ChatRequest, CompletionRequest
 from specllama.server.dialects.openai.responses.request import ResponsesRequest
+from specllama.server.dialects.openai.routes import ChatRequest, CompletionRequest
 from specllama.server.dialects.shared.fields import MAX_NAMED, FieldError, checked
 from tests.support.generations import text_only
 

@@ -11,8 +11,8 @@ from specllama.images import MEDIA_MARKER
 from specllama.server.dialects.anthropic import CountRequest, MessagesRequest
 from specllama.server.dialects.llama_server.completion import NativeRequest
 from specllama.server.dialects.ollama import OllamaChatRequest, OllamaGenerateRequest
-from specllama.server.dialects.openai.routes import ChatRequest, CompletionRequest
 from specllama.server.dialects.openai.responses.request import ResponsesRequest
+from specllama.server.dialects.openai.routes import ChatRequest, CompletionRequest
 from specllama.server.dialects.shared.fields import FieldError, checked
 
 DATA = "data:image/png;base64,aGk="

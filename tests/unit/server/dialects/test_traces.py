@@ -13,8 +13,8 @@ from specllama.core.sampling.params import SamplingParams
 from specllama.core.stats import RunStats
 from specllama.server.dialects.anthropic import MessageWriter
 from specllama.server.dialects.llama_server.completion import NativeOptions, NativeWriter
-from specllama.server.dialects.openai.routes import ChatWriter, CompletionWriter
 from specllama.server.dialects.openai.responses.writer import ResponsesWriter
+from specllama.server.dialects.openai.routes import ChatWriter, CompletionWriter
 from specllama.server.dialects.shared.writer import AnswerOptions, AnswerWriter
 from specllama.server.events import CallOpen, End, EventAssembler, RoundEvent, Start, TextEvent
 
