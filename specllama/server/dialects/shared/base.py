@@ -27,7 +27,7 @@ from specllama.models.projectors import no_projector
 from specllama.models.resolve import Library
 from specllama.server.dialects.shared.conversation import ReadConversation
 from specllama.server.dialects.shared.fields import Model, checked
-from specllama.server.dialects.shared.image_parts import ImageReader, PromptImages
+from specllama.server.dialects.shared.image_parts import BodyImages, ImageReader
 from specllama.server.dialects.shared.sampling_fields import GenerationFields
 from specllama.server.dialects.shared.tools import RequestTools
 from specllama.server.dialects.shared.writer import AnswerOptions, AnswerWriter
@@ -245,7 +245,7 @@ class ApiRequest:
         jobs = (job for service in self.models.services for job in service.jobs)
         return next((j for j in jobs if j.answer_id == answer_id and j.owner == self.owner and j.begun), None)
 
-    async def read_images(self, body: PromptImages, marker: str = "") -> None:
+    async def read_images(self, body: BodyImages, marker: str = "") -> None:
         """Put the images of a body into its prompt, or words in their place for a model that reads text only;
         loads the model if there are any. marker: stands for each, none of which is decoded then. Raises
         FieldError, errors of the load, and what ImageReader raises.

@@ -406,7 +406,7 @@ class ReadConversation:
         return replace(self, messages=messages, images=(), new_images=())
 
     def without_images(self, how: str) -> ReadConversation:
-        """The same with words in place of the images, for a model that reads text. how: see PromptImages.
+        """The same with words in place of the images, for a model that reads text. how: see BodyImages.
         Raises FieldError for images in the last turn; earlier ones, and those after a result, have words.
         """
         for image in self.new_images[:1]:

@@ -146,7 +146,7 @@ def pair_markers(prompt: str, given: Sequence[GivenImage], field: str) -> str:
     return texts[0] + "".join(f"{next(marks)}{text}" for text in texts[1:])
 
 
-class PromptImages(RequestBody):
+class BodyImages(RequestBody):
     """The images of a body's prompt."""
 
     _sent_images: list[GivenImage] = PrivateAttr([])

@@ -14,7 +14,7 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from specllama.json_types import JsonObject
 from specllama.server.dialects.shared.fields import MAX_JSON, SMALL, AtMost, Body, FieldError
-from specllama.server.dialects.shared.image_parts import PromptImages
+from specllama.server.dialects.shared.image_parts import BodyImages
 
 ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 
@@ -162,7 +162,7 @@ Format = Annotated[
 """Ollama's `format`: "json", a schema, or what other APIs have in their fields."""
 
 
-class NestedFields(PromptImages):
+class NestedFields(BodyImages):
     """Objects that contain the form of an answer, besides effort and verbosity."""
 
     text: Annotated[TextFields | None, only(_is_object)] = None

@@ -253,7 +253,7 @@ def test_vllms_fields_restrict_the_text(api: str, fields, params) -> None:
     [
         ({"guided_json": "nonsense"}, "guided_json"),
         ({"guided_json": "[1]"}, "guided_json"),
-        ({"guided_regex": "a", "guided_choice": ["b"]}, "guided_choice"),
+        ({"guided_regex": "a", "guided_choice": ["b"]}, "guided_regex"),
         ({"structured_outputs": {"structural_tag": {"a": 1}}}, "structured_outputs.structural_tag"),
         ({"structured_outputs": {"json": 5}}, "structured_outputs.json"),
         ({"stop_token_ids": [-1]}, "stop_token_ids[0]"),
