@@ -26,8 +26,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from specllama.prefix_disk.disk_store import DiskStore
-from specllama.prefix_disk.record import PrefixRecord
+from specllama.prefix_disk.disk_store import DiskStore, PrefixRecord
 
 N_IDS, N_SHARED = 8000, 2000  # tokens of a state, and of what all states begin with
 _STEP = 0.001  # seconds that the other thread sleeps between two looks at the clock
@@ -89,11 +88,11 @@ def rates(directory: Path, n_bytes: int) -> dict[str, float]:
         if name == "background":
             shutil.rmtree(directory)
         else:
-            (candidate,) = store.find("local", ids)
+            ((state, _),) = store.find("local", ids)
             for cached in (False, True):
                 if cached:
-                    (directory / candidate.state.name).read_bytes()
-                read, seconds, pause = longest_pause(lambda: store.read(candidate.state))  # noqa: B023
+                    (directory / state.name).read_bytes()
+                read, seconds, pause = longest_pause(lambda: store.read(state))  # noqa: B023
                 assert read is not None
                 label = "cached" if cached else "cold"
                 found |= {
@@ -111,7 +110,7 @@ def look_ups(directory: Path, n_states: int) -> dict[str, float]:
     store = DiskStore(directory, 1 << 40, "key", reserve_bytes=0)
     texts = [np.concatenate([shared, random_ids(N_IDS - N_SHARED, seed + 1)]) for seed in range(n_states)]
     for i, ids in enumerate(texts):
-        store.put(PrefixRecord("local", ids, "partial" if i % 2 else "whole", {"target": b"x" * 4096}, 60.0))
+        store.put(PrefixRecord("local", ids, {"target": b"x" * 4096}, 60.0))
         store.flush(60)
     store.close()
     began = time.perf_counter()

@@ -15,20 +15,20 @@ import os
 import shutil
 import threading
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from specllama.clock import ended, running_time, wait_until
+from specllama.config.store import temporary
 from specllama.prefix_disk import state_file
-from specllama.prefix_disk.directory import Say, StateDirectory, ignore_notice
-from specllama.prefix_disk.eviction import StateLedger, worth
+from specllama.prefix_disk.directory import Say, StateDirectory, StateLedger, ignore_notice, worth
 from specllama.prefix_disk.index import StateIndex
-from specllama.prefix_disk.record import PrefixRecord, as_record, raw
 from specllama.prefix_disk.scopes import state_name
+from specllama.regular_file import open_regular
 from specllama.stored_figures import moved
 
 WRITE_RATE = 128e6  # bytes a second
@@ -48,6 +48,66 @@ _TRIED_SECONDS = 1.0
 _FULL_SECONDS = 0.5  # after which a full queue may have room
 _CLOSE_SECONDS = 10.0
 _REFRESH_SECONDS = 0.05  # most that a look-up waits for what other processes have written
+MAX_PARTS, MAX_PART_NAME = 16, 64
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PrefixRecord:
+    """The state after some token ids, in memory. Raises ValueError.
+
+    scope: whose it is (scopes.py). ids: int32, shape (n_tokens,). parts: bytes by name, such as "target" and
+    "draft", which can be cut at any length; they may not change while the store has the record. seconds: that
+    reading the text again would cost.
+
+    Parts of a record that was read from disk are writable views of memory that belongs to the record alone,
+    and is returned to the system with it.
+    """
+
+    scope: str
+    ids: NDArray[np.int32]
+    parts: Mapping[str, state_file.Buffer] = field(repr=False)
+    seconds: float
+
+    def __post_init__(self) -> None:
+        if self.ids.dtype != np.int32 or self.ids.ndim != 1 or not 0 < len(self.ids) <= state_file.MAX_TOKENS:
+            raise ValueError(f"ids must be 1 to {state_file.MAX_TOKENS} int32 in one dimension")
+        if not 0 < len(self.parts) <= MAX_PARTS:
+            raise ValueError(f"a record has 1 to {MAX_PARTS} parts, not {len(self.parts)}")
+        for name, part in self.parts.items():
+            if not 0 < len(name) <= MAX_PART_NAME:
+                raise ValueError(f"the name of a part has 1 to {MAX_PART_NAME} characters: {name[:80]!r}")
+            if isinstance(part, memoryview) and (part.nbytes != len(part) or not part.c_contiguous):
+                raise ValueError(f"part {name!r} is no view of bytes")
+        if not 0 <= self.seconds < state_file.MAX_SECONDS:
+            raise ValueError(f"seconds must be from 0, not {self.seconds!r}")
+
+    @property
+    def n_bytes(self) -> int:
+        return sum(len(part) for part in self.parts.values())
+
+    def meta(self, key: str, model: str) -> state_file.StateMeta:
+        """Its description as a state of a model."""
+        sizes = tuple((name, len(part)) for name, part in self.parts.items())
+        return state_file.StateMeta(key, model, self.scope, state_file.WHOLE, self.seconds, sizes)
+
+    def replaces(self, other: PrefixRecord) -> bool:
+        """Whether this one does all that the other one, made before, would do."""
+        same = other.scope == self.scope and other.parts.keys() <= self.parts.keys()
+        return same and np.array_equal(other.ids, self.ids[: len(other.ids)])
+
+
+def raw(ids: NDArray[np.int32]) -> bytes:
+    """Ids as they are in files."""
+    return ids.astype(np.dtype("<i4"), copy=False).tobytes()
+
+
+def as_record(state: state_file.State, parts: Mapping[str, state_file.Buffer]) -> PrefixRecord:
+    """The record of a state with parts that were read. Raises BadStateFileError."""
+    ids = np.frombuffer(state.ids, np.dtype("<i4")).astype(np.int32)
+    try:
+        return PrefixRecord(state.meta.scope, ids, parts, state.meta.seconds)
+    except ValueError as error:
+        raise state_file.BadStateFileError(str(error)) from None
 
 
 class AbandonedError(Exception):
@@ -84,16 +144,6 @@ class LoadRate:
         if n_bytes >= LEAST_MEASURED and seconds > 0:
             self._per_byte = min(self._per_byte, max(seconds / n_bytes, 1 / _RATES[1]))
             self.measured = True
-
-
-class PrefixCandidate(NamedTuple):
-    """A state that serves a request. n_tokens: that it has in common with the request, the whole state if it
-    is partial. seconds: that loading the whole state is predicted to take, by the measured rate.
-    """
-
-    state: state_file.State
-    n_tokens: int
-    seconds: float
 
 
 class DiskStore:
@@ -162,9 +212,10 @@ class DiskStore:
         """Bytes a second at which states are read, as measured so far."""
         return self._load_rate.rate
 
-    def find(self, scope: str, ids: NDArray[np.int32]) -> list[PrefixCandidate]:
-        """The states that serve a request of this scope, those with most tokens in common first; of two the
-        one with fewer tokens is only there if it has fewer bytes too. ids: int32, shape (n_tokens,).
+    def find(self, scope: str, ids: NDArray[np.int32]) -> list[tuple[state_file.State, int]]:
+        """The states that serve a request of this scope, each with the tokens that it has in common with it,
+        most first; of two the one with fewer tokens is only there if it has fewer bytes too. ids: int32,
+        shape (n_tokens,).
 
         Where the directory has changed, waits shortly until what another process has written is known. It
         does not wait while this store writes, which takes seconds and changes the directory too, nor for a
@@ -178,8 +229,11 @@ class DiskStore:
                 self._changed.notify_all()
                 if waits:
                     self._changed.wait_for(lambda: not self._stale, _REFRESH_SECONDS)
-            states, rate = self._index.find(scope, raw(ids)), self._load_rate
-            return [PrefixCandidate(state, n, rate.seconds(state.meta.n_bytes)) for state, n in states]
+            return self._index.find(scope, raw(ids))
+
+    def load_seconds(self, n_bytes: int) -> float:
+        """That reading so many bytes is predicted to take, by the measured rate."""
+        return self._load_rate.seconds(n_bytes)
 
     def read(self, state: state_file.State, parts: Collection[str] | None = None) -> PrefixRecord | None:
         """A state that a look-up found, with all its parts or those named; None where it is gone, where it is
@@ -360,7 +414,7 @@ class DiskStore:
         directory.open(create=True)
         self._refresh()
         meta, ids = record.meta(self._key, self._model), raw(record.ids)
-        name = state_name(self._key, record.scope, record.kind, ids, self.secret)
+        name = state_name(self._key, record.scope, meta.kind, ids, self.secret)
         with self._changed:
             there = self._index.same(name, meta, ids, REDUNDANT)
             if there is not None:
@@ -420,7 +474,7 @@ class DiskStore:
     ) -> None:
         """Remove the states that the new one continues."""
         with self._changed:
-            covered = self._index.covered_by(meta.scope, ids) if meta.kind == "whole" else []
+            covered = self._index.covered_by(meta.scope, ids)
         for old in covered:
             large = REDUNDANT * old.meta.n_bytes >= meta.n_bytes
             if large and old.name != name and old.meta.part_names <= meta.part_names:
@@ -474,3 +528,45 @@ class DiskStore:
         sizes = self._directory.sizes()
         ledger.states = {name: use for name, use in ledger.states.items() if name in sizes}
         self._directory.write_ledger(ledger)
+
+
+# One state in a file that a client has named: llama-server's saved slots. The format is that of the cache,
+# but without the secret of a directory: such a file may be copied. It is for the same model, build and
+# settings alone.
+
+
+def write_slot_file(path: Path, record: PrefixRecord, key: str, model: str = "") -> int:
+    """Write a state, whole or not at all, for the user alone; returns its bytes. Whatever has this name is
+    replaced, and the directory is made. Raises OSError.
+    """
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    new = temporary(path)
+    number = os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        n_bytes = state_file.write_state(
+            number, record.meta(key, model), raw(record.ids), record.parts.values(), b"", lambda _: None
+        )
+        new.replace(path)
+    finally:
+        os.close(number)
+        with contextlib.suppress(OSError):
+            new.unlink(missing_ok=True)
+    return n_bytes
+
+
+def read_slot_file(path: Path, key: str, scope: str, max_bytes: int) -> PrefixRecord:
+    """The state in a file, for the model with this key and for this scope. max_bytes: of its parts in
+    memory. Raises BadStateFileError, which says why it cannot be used, and OSError.
+    """
+    with open_regular(path) as file:
+        state = state_file.read_state(file.fileno(), b"")
+        meta = state.meta
+        if meta.scope != scope:
+            raise state_file.BadStateFileError("it belongs to another key")
+        if meta.key != key:
+            message = "it was saved with another model, other settings of the context, or another llama.cpp"
+            raise state_file.BadStateFileError(message)
+        if meta.n_bytes > max_bytes:
+            message = f"it needs {meta.n_bytes} bytes of memory, and {max_bytes} are free"
+            raise state_file.BadStateFileError(message)
+        return as_record(state, state_file.read_parts(file.fileno(), state))

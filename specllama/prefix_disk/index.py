@@ -12,9 +12,9 @@ from dataclasses import replace
 import numpy as np
 
 from specllama.prefix_disk.directory import StateDirectory
-from specllama.prefix_disk.state_file import State, StateMeta
+from specllama.prefix_disk.state_file import WHOLE, State, StateMeta
 
-LEAST_TOKENS = 128  # that a whole state has in common with a request, or it is no candidate
+LEAST_TOKENS = 128  # that a state has in common with a request, or it is no candidate
 _MAX_FOUND = 8
 
 
@@ -65,7 +65,7 @@ class StateIndex:
             self.read_at = read_at
 
     def add(self, state: State) -> None:
-        if state.meta.key == self._key:
+        if (state.meta.key, state.meta.kind) == (self._key, WHOLE):
             self._sorted.setdefault(state.meta.scope, _Sorted()).add(state)
         else:
             state = replace(state, ids=b"", checksums=())
@@ -80,11 +80,8 @@ class StateIndex:
         """The states that serve a request, each with the tokens that it has in common with it, most first. Of
         two the one with fewer tokens is only there if it has fewer bytes, too. ids: int32 in bytes.
         """
-        matches = [
-            (-n, state.meta.n_bytes, state.name)
-            for state, n in self._near(scope, ids)
-            if (n >= LEAST_TOKENS if state.meta.kind == "whole" else n == state.n_tokens)
-        ]
+        near = ((state, n) for state, n in self._near(scope, ids) if n >= LEAST_TOKENS)
+        matches = [(-n, state.meta.n_bytes, state.name) for state, n in near]
         front = list[tuple[State, int]]()
         for n, n_bytes, name in sorted(matches):
             if not front or n_bytes < front[-1][0].meta.n_bytes:
@@ -92,19 +89,17 @@ class StateIndex:
         return front[:_MAX_FOUND]
 
     def same(self, name: str, meta: StateMeta, ids: bytes, redundant: int) -> State | None:
-        """A state that does what this one would do: the same one, or for one that can be cut one that goes
-        on, with at most `redundant` times its bytes. None where there is none with all its parts.
+        """A state that does what this one would do: the same one, or one that goes on, with at most
+        `redundant` times its bytes. None where there is none with all its parts.
         """
         near = [state] if (state := self.states.get(name)) is not None else []
-        if meta.kind == "whole":
-            longer = [s for s, n in self._near(meta.scope, ids) if 4 * n == len(ids)]
-            most = redundant * meta.n_bytes
-            near += [s for s in longer if s.meta.kind == "whole" and s.meta.n_bytes <= most]
+        longer = [s for s, n in self._near(meta.scope, ids) if 4 * n == len(ids)]
+        near += [s for s in longer if s.meta.n_bytes <= redundant * meta.n_bytes]
         return next((s for s in near if meta.part_names <= s.meta.part_names), None)
 
     def covered_by(self, scope: str, ids: bytes) -> list[State]:
-        """The whole states of which these ids are a continuation, or which they are."""
-        return [s for s, n in self._near(scope, ids) if n == s.n_tokens and s.meta.kind == "whole"]
+        """The states of which these ids are a continuation, or which they are."""
+        return [s for s, n in self._near(scope, ids) if n == s.n_tokens]
 
     def _near(self, scope: str, ids: bytes) -> Iterator[tuple[State, int]]:
         states = self._sorted.get(scope)

@@ -21,7 +21,6 @@ import struct
 import zlib
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
-from typing import Literal
 
 from specllama import wire
 from specllama.large_memory import map_memory
@@ -34,7 +33,7 @@ _FIXED = struct.Struct("<16sIIIIQ32s")  # magic, version, bytes of meta, ids, bl
 _DIGEST_AT = _FIXED.size - 32
 _MAX_META, _MAX_BLOCKS = 64 << 10, 1 << 24
 _MAX_PART_BYTES = 1 << 44
-PrefixKind = Literal["whole", "partial"]
+WHOLE = "whole"  # the kind of all states; of one of another kind no part of the text can be used
 Buffer = bytes | bytearray | memoryview | mmap.mmap
 
 
@@ -48,15 +47,14 @@ class NewerStateFileError(BadStateFileError):
 
 @dataclass(frozen=True, slots=True)
 class StateMeta:
-    """key: of the model. model: its name for people. scope, kind, seconds: see
-    record.PrefixRecord. parts: (name,
-    bytes), in the order of the file.
+    """key: of the model. model: its name for people. scope, seconds: see disk_store.PrefixRecord. kind: WHOLE.
+    parts: (name, bytes), in the order of the file.
     """
 
     key: str
     model: str
     scope: str
-    kind: PrefixKind
+    kind: str
     seconds: float
     parts: tuple[tuple[str, int], ...]
 

@@ -26,9 +26,8 @@ from specllama.errors import EngineError, Note, SpecllamaError, UsageError, opti
 from specllama.llama.library import show_log
 from specllama.llama.model import LlamaModel
 from specllama.models.memory.available import available_memory
-from specllama.prefix_disk.directory import StateDirectory, default_directory
+from specllama.prefix_disk.directory import StateDirectory, automatic_budget, default_directory
 from specllama.prefix_disk.disk_store import DiskStore
-from specllama.prefix_disk.eviction import automatic_budget
 from specllama.prefix_disk.memory_store import MemoryStore
 from specllama.processor_time import WorkMeter, of_thread
 from specllama.text.reasoning_budget import ReasoningBudget

@@ -19,8 +19,7 @@ from specllama.core.prefix.stored import KINDS, CachedSequence, Ids, PartialStat
 from specllama.gguf.header import FileIdentity, Header, file_identity, part_identities
 from specllama.llama.context import LlamaContext
 from specllama.llama.library import build_info, system_info
-from specllama.prefix_disk.disk_store import DiskStore, PrefixCandidate
-from specllama.prefix_disk.record import MAX_PARTS, PrefixRecord
+from specllama.prefix_disk.disk_store import MAX_PARTS, DiskStore, PrefixRecord
 from specllama.prefix_disk.scopes import model_key
 from specllama.prefix_disk.state_file import State
 from specllama.worker.profile_keys import target_key
@@ -102,11 +101,11 @@ class PrefixPersister:
             return None
         known, most = store.longest(wanted, scope), len(wanted) - 1
         best: tuple[float, int, State | None] = (0.0, 0, None)
-        for candidate in self.disk.find(disk_scope, wanted):
-            n = self._n_usable(candidate, most)
-            gain = (n - known) * store.row_seconds - candidate.seconds
+        for candidate, n_tokens in self.disk.find(disk_scope, wanted):
+            n = self._n_usable(candidate, min(n_tokens, most))
+            gain = (n - known) * store.row_seconds - self.disk.load_seconds(candidate.meta.n_bytes)
             if n > known + MIN_SHARED and gain > best[0]:
-                best = gain, n, candidate.state
+                best = gain, n, candidate
         _, n, state = best
         if state is None or not self._has_memory(state.meta.n_bytes):
             return None
@@ -198,7 +197,7 @@ class PrefixPersister:
 
     def _put(self, scope: str, ids: Ids, parts: Mapping[str, Any]) -> bool:
         seconds = len(ids) * self._store.row_seconds
-        done = self.disk.put(PrefixRecord(self._scopes[scope], ids, "whole", parts, min(seconds, 1e8)))
+        done = self.disk.put(PrefixRecord(self._scopes[scope], ids, parts, min(seconds, 1e8)))
         if done:
             self._note(scope, ids)
         return done
@@ -206,12 +205,11 @@ class PrefixPersister:
     def _note(self, scope: str, ids: Ids) -> None:
         self._written = [*self._written[-_MAX_NOTED:], (scope, ids)]
 
-    def _n_usable(self, candidate: PrefixCandidate, most: int) -> int:
-        """How many ids of a prompt the state serves."""
-        n = min(candidate.n_tokens, most)
-        if not self._store.needs_partials or n == candidate.state.n_tokens:
+    def _n_usable(self, state: State, n: int) -> int:
+        """How many of the first n ids of a prompt, which the state has too, it serves."""
+        if not self._store.needs_partials or n == state.n_tokens:
             return n
-        keys = (_partial_key(name) for name in candidate.state.meta.part_names)
+        keys = (_partial_key(name) for name in state.meta.part_names)
         return max((key[0] for key in keys if key is not None and key[0] <= n), default=0)
 
 

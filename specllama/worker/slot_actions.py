@@ -1,6 +1,6 @@
 """Shows, saves, restores and erases slots of the engine, as llama-server's clients ask for.
 
-Knows the prefix store and the files of slots (prefix_disk/record.py); which names files may have is
+Knows the prefix store and the files of slots (prefix_disk/disk_store.py); which names files may have is
 checked by the server.
 """
 
@@ -16,7 +16,7 @@ from specllama.core.prefix.store import Slot, empty
 from specllama.core.prefix.stored import as_ids
 from specllama.errors import EngineError, NotSupportedError, UsageError
 from specllama.models.memory.available import available_memory
-from specllama.prefix_disk.record import PrefixRecord, read_slot_file, write_slot_file
+from specllama.prefix_disk.disk_store import PrefixRecord, read_slot_file, write_slot_file
 from specllama.prefix_disk.state_file import BadStateFileError
 from specllama.worker.intake import SequenceOutput
 from specllama.worker.loader import Loaded
@@ -65,7 +65,7 @@ class SlotActions:
         draft = self._store.copies.draft_of(slot) if self._draft_part else None
         parts = text_parts(saved, slot.partials, draft, self._draft_part)
         seconds = min(len(slot.ids) * self._store.row_seconds, 1e8)
-        record = PrefixRecord(action.disk_scope, as_ids(slot.ids), "whole", parts, seconds)
+        record = PrefixRecord(action.disk_scope, as_ids(slot.ids), parts, seconds)
         try:
             return len(slot.ids), write_slot_file(Path(action.path), record, self._key, self._model)
         except OSError as error:

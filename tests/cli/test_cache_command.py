@@ -22,7 +22,7 @@ def kept(command: Command) -> Path:
     directory = command.cache / "prefixes"
     first, second = record(ids((1, 3000)), 5_000_000, scope="someone"), record(ids((2, 400)), 9000)
     written(directory, first, second, model=MODEL)
-    written(directory, record(ids((3, 300)), 5000, kind="partial"), model="Small\x1b[31m", key="small")
+    written(directory, record(ids((3, 300)), 5000), model="Small\x1b[31m", key="small")
     for i, name in enumerate(states(directory)):
         os.utime(directory / name, (1e9 + i, 1e9 + i))
     return directory

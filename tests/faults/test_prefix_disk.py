@@ -50,7 +50,7 @@ def test_what_another_process_writes_is_found(tmp_path: Path) -> None:
         ends = time.monotonic() + 20
         while not one.find("local", TEXT) and time.monotonic() < ends:
             time.sleep(0.01)
-        assert equal(one.read(one.find("local", TEXT)[0].state), record(TEXT))
+        assert equal(one.read(one.find("local", TEXT)[0][0]), record(TEXT))
         for name in states(tmp_path):
             (tmp_path / name).unlink()
         while one.find("local", TEXT) and time.monotonic() < ends:
@@ -116,7 +116,7 @@ def test_an_error_of_the_disk_is_one_line_and_a_pause(
         now[0] += 61.0
         assert one.put(big)
         assert one.flush(20)
-        assert equal(one.read(one.find("local", TEXT)[0].state), big)
+        assert equal(one.read(one.find("local", TEXT)[0][0]), big)
         assert len(one.lines) == 1  # type: ignore[attr-defined]
 
 
@@ -197,7 +197,7 @@ def test_a_clock_that_was_set_back_changes_nothing(tmp_path: Path) -> None:
         os.utime(tmp_path, (when, when))
         with store(tmp_path, 420_000) as one:
             for seed in range(10, 16):
-                assert equal(one.read(one.find("local", kept.ids)[0].state), kept)
+                assert equal(one.read(one.find("local", kept.ids)[0][0]), kept)
                 assert one.put(record(ids((int(when) % 97 + seed, 300)), 100_000, seed=seed, seconds=5.0))
                 assert one.flush(20)
             assert one.find("local", kept.ids)
@@ -215,7 +215,7 @@ def test_a_lock_that_another_process_holds_for_ever_keeps_nobody(
     monkeypatch.setattr(directory, "LOCK_SECONDS", 0.2)
     with FileLock(tmp_path / ".lock"), store(tmp_path) as one:
         found = one.find("local", TEXT)
-        assert equal(one.read(found[0].state), record(TEXT)), "reading needs no lock"
+        assert equal(one.read(found[0][0]), record(TEXT)), "reading needs no lock"
         one.put(record(ids((2, 300))))
         assert one.flush(20)
         assert len(one.lines) == 1  # type: ignore[attr-defined]

@@ -21,8 +21,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from specllama.prefix_disk.disk_store import DiskStore
-from specllama.prefix_disk.record import PrefixRecord
+from specllama.prefix_disk.disk_store import DiskStore, PrefixRecord
 from tests.support.prefixes import equal, ids, record, states, store
 
 BUDGET = 3_000_000
@@ -30,8 +29,8 @@ N_TEXTS = 12
 
 
 def text_record(n: int) -> PrefixRecord:
-    """The record of a text: of several blocks, partial or whole."""
-    return record(ids((n, 300 + n)), 400_000 + 90_000 * (n % 9), seed=n, kind="partial" if n % 2 else "whole")
+    """The record of a text, of several blocks."""
+    return record(ids((n, 300 + n)), 400_000 + 90_000 * (n % 9), seed=n)
 
 
 def fork(act: Callable[[], None]) -> int:
@@ -54,8 +53,8 @@ def write_on(directory: Path) -> None:
     while True:
         n = rng.randrange(N_TEXTS)
         found.put(text_record(n))
-        for candidate in found.find("local", ids((n, 300 + n))):
-            found.read(candidate.state)
+        for state, _ in found.find("local", ids((n, 300 + n))):
+            found.read(state)
         time.sleep(0.002)
 
 

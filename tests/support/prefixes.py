@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from specllama.prefix_disk.disk_store import DiskStore
-from specllama.prefix_disk.record import PrefixRecord
-from specllama.prefix_disk.state_file import Buffer, PrefixKind
+from specllama.prefix_disk.disk_store import DiskStore, PrefixRecord
+from specllama.prefix_disk.state_file import Buffer
 
 KEY = "a model"
 
@@ -34,7 +33,6 @@ def record(
     n_bytes: int = 10_000,
     seed: int = 0,
     scope: str = "local",
-    kind: PrefixKind = "whole",
     seconds: float = 10.0,
     draft_bytes: int = 0,
 ) -> PrefixRecord:
@@ -42,7 +40,7 @@ def record(
     parts: dict[str, Buffer] = {"target": content(seed, n_bytes)}
     if draft_bytes:
         parts["draft"] = content(seed + 1, draft_bytes)
-    return PrefixRecord(scope, text, kind, parts, seconds)
+    return PrefixRecord(scope, text, parts, seconds)
 
 
 @contextmanager
@@ -74,7 +72,7 @@ def equal(found: PrefixRecord | None, expected: PrefixRecord) -> bool:
     """Whether a record that was read is the one that was written."""
     return (
         found is not None
-        and (found.scope, found.kind, found.seconds) == (expected.scope, expected.kind, expected.seconds)
+        and (found.scope, found.seconds) == (expected.scope, expected.seconds)
         and np.array_equal(found.ids, expected.ids)
         and {name: bytes(part) for name, part in found.parts.items()}
         == {name: bytes(part) for name, part in expected.parts.items()}

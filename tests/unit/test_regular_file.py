@@ -21,9 +21,8 @@ from specllama.errors import SpecllamaError
 from specllama.gguf.header import file_identity
 from specllama.llama.kernels import _is_usable
 from specllama.models.hub.cache import hash_of
-from specllama.prefix_disk.directory import StateDirectory
-from specllama.prefix_disk.eviction import StateLedger
-from specllama.prefix_disk.record import read_slot_file
+from specllama.prefix_disk.directory import StateDirectory, StateLedger
+from specllama.prefix_disk.disk_store import read_slot_file
 from specllama.regular_file import NotRegularError, open_regular, read_regular
 from specllama.server.running import RunningServer
 from specllama.server.supervisor import LoadedFiles

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from specllama.prefix_disk.eviction import automatic_budget
-from specllama.prefix_disk.record import read_slot_file, write_slot_file
+from specllama.prefix_disk.directory import automatic_budget
+from specllama.prefix_disk.disk_store import read_slot_file, write_slot_file
 from specllama.prefix_disk.state_file import BadStateFileError
 from tests.support.prefixes import equal, ids, record
 

@@ -40,24 +40,24 @@ def test_a_flipped_bit_anywhere_in_the_file_is_seen(one_state: Path) -> None:
     for at in [*places, *(rng.randrange(begin, len(data)) for _ in range(40))]:
         file.write_bytes(changed(data, at, 1 << rng.randrange(8)))
         with store(one_state) as one:
-            for candidate in one.find("local", TEXT):
-                assert one.read(candidate.state) is None, at
+            for state, _ in one.find("local", TEXT):
+                assert one.read(state) is None, at
             assert one.flush(20)
             newer = 16 <= at < 20  # the version: of a newer specllama, perhaps
             assert len(one.lines) == 1 - newer, at  # type: ignore[attr-defined]
             assert file.exists() == newer, at
     file.write_bytes(data)
     with store(one_state) as one:
-        assert equal(one.read(one.find("local", TEXT)[0].state), record(TEXT, 1_200_000, draft_bytes=5000))
+        assert equal(one.read(one.find("local", TEXT)[0][0]), record(TEXT, 1_200_000, draft_bytes=5000))
 
 
 def test_a_flip_in_a_part_that_is_not_read_is_seen_when_it_is(one_state: Path) -> None:
     file = the_file(one_state)
     file.write_bytes(changed(file.read_bytes(), file.stat().st_size - 1))  # in the draft's part
     with store(one_state) as one:
-        (candidate,) = one.find("local", TEXT)
-        assert one.read(candidate.state, ["target"]) is not None
-        assert one.read(candidate.state) is None
+        ((state, _),) = one.find("local", TEXT)
+        assert one.read(state, ["target"]) is not None
+        assert one.read(state) is None
         assert not file.exists()
         assert one.find("local", TEXT) == []
 
@@ -80,15 +80,15 @@ def test_a_file_that_shrinks_or_changes_after_the_look_up_is_a_miss(one_state: P
     file = the_file(one_state)
     data = file.read_bytes()
     with store(one_state) as one:
-        (candidate,) = one.find("local", TEXT)
+        ((state, _),) = one.find("local", TEXT)
         os.truncate(file, len(data) - 10)
-        assert one.read(candidate.state) is None
-        assert one.read(candidate.state) is None
+        assert one.read(state) is None
+        assert one.read(state) is None
     written(one_state, record(TEXT, 1_200_000, draft_bytes=5000))
     with store(one_state) as one:
-        (candidate,) = one.find("local", TEXT)
+        ((state, _),) = one.find("local", TEXT)
         the_file(one_state).unlink()
-        assert one.read(candidate.state) is None
+        assert one.read(state) is None
         assert one.find("local", TEXT) == []
 
 
@@ -98,11 +98,11 @@ def test_a_state_under_the_name_of_another_is_not_used(one_state: Path) -> None:
     first, second = (one_state / name for name in states(one_state))
     with store(one_state) as one:
         texts = [TEXT, ids((2, 300))]
-        candidates = [one.find("local", text)[0] for text in texts]
+        candidates = [one.find("local", text)[0][0] for text in texts]
         a, b = first.read_bytes(), second.read_bytes()
         first.write_bytes(b)
         second.write_bytes(a)
-        assert [one.read(each.state) for each in candidates] == [None, None]
+        assert [one.read(each) for each in candidates] == [None, None]
         assert states(one_state) == []
 
 
@@ -188,7 +188,7 @@ def test_without_its_secret_a_directory_begins_again(one_state: Path, damage: by
         assert one.find("local", TEXT) == []
         assert one.put(record(TEXT))
         assert one.flush(20)
-        assert equal(one.read(one.find("local", TEXT)[0].state), record(TEXT))
+        assert equal(one.read(one.find("local", TEXT)[0][0]), record(TEXT))
     assert len(states(one_state)) == 1
 
 
@@ -209,7 +209,7 @@ def test_a_ledger_that_cannot_be_read_costs_only_what_it_said(one_state: Path, l
     (one_state / "index.json").write_bytes(ledger)
     with store(one_state) as one:
         assert one.load_rate == pytest.approx(1e9)
-        assert one.read(one.find("local", TEXT)[0].state) is not None
+        assert one.read(one.find("local", TEXT)[0][0]) is not None
     assert b'"inflation"' in (one_state / "index.json").read_bytes()
 
 

@@ -15,10 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specllama.prefix_disk import disk_store
-from specllama.prefix_disk.disk_store import LoadRate
-from specllama.prefix_disk.eviction import StateLedger
-from specllama.prefix_disk.record import PrefixRecord
+from specllama.prefix_disk import disk_store, state_file
+from specllama.prefix_disk.directory import StateLedger
+from specllama.prefix_disk.disk_store import LoadRate, PrefixRecord
 from tests.support.prefixes import content, equal, ids, record, states, store, written
 
 MB = 1_000_000
@@ -29,37 +28,35 @@ def test_what_is_put_is_read_again_by_a_later_process(tmp_path: Path) -> None:
     first = record(text, 3 * MB, draft_bytes=70_001)
     written(tmp_path / "p", first)
     with store(tmp_path / "p") as again:
-        (candidate,) = again.find("local", text)
-        state = candidate.state
-        assert (candidate.n_tokens, state.n_tokens, state.meta.n_bytes) == (1000, 1000, 3_070_001)
-        assert dict(candidate.state.meta.parts) == {"target": 3 * MB, "draft": 70_001}
-        assert candidate.seconds > 0
-        assert equal(again.read(candidate.state), first)
-        only = again.read(candidate.state, ["draft"])
+        ((state, n_tokens),) = again.find("local", text)
+        assert (n_tokens, state.n_tokens, state.meta.n_bytes) == (1000, 1000, 3_070_001)
+        assert dict(state.meta.parts) == {"target": 3 * MB, "draft": 70_001}
+        assert equal(again.read(state), first)
+        only = again.read(state, ["draft"])
         assert only is not None
         assert {name: bytes(part) for name, part in only.parts.items()} == {"draft": first.parts["draft"]}
-        assert again.read(candidate.state, ["unknown"]) is None
+        assert again.read(state, ["unknown"]) is None
 
 
 def test_what_is_read_is_writable_memory_of_its_own(tmp_path: Path) -> None:
     written(tmp_path, record(ids((1, 200))))
     with store(tmp_path) as one:
-        (candidate,) = one.find("local", ids((1, 200)))
-        read = one.read(candidate.state)
+        ((state, _),) = one.find("local", ids((1, 200)))
+        read = one.read(state)
         assert read is not None
         view = read.parts["target"]
         assert isinstance(view, memoryview)
         view[:4] = b"gone"
-        assert equal(one.read(candidate.state), record(ids((1, 200))))
+        assert equal(one.read(state), record(ids((1, 200))))
 
 
 def test_parts_may_be_any_buffers(tmp_path: Path) -> None:
     mapped = mmap.mmap(-1, 5000)
     mapped[:] = content(3, 5000)
     parts = {"target": mapped, "head": memoryview(b"view"), "draft": bytearray(b"array"), "none": b""}
-    written(tmp_path, PrefixRecord("local", ids((1, 200)), "whole", parts, 1.0))
+    written(tmp_path, PrefixRecord("local", ids((1, 200)), parts, 1.0))
     with store(tmp_path) as one:
-        read = one.read(one.find("local", ids((1, 200)))[0].state)
+        read = one.read(one.find("local", ids((1, 200)))[0][0])
         assert read is not None
         assert bytes(read.parts["target"]) == content(3, 5000)
         assert (bytes(read.parts["head"]), bytes(read.parts["draft"])) == (b"view", b"array")
@@ -88,24 +85,23 @@ def test_a_directory_that_others_may_enter_is_closed(tmp_path: Path) -> None:
 def test_a_whole_state_serves_every_text_that_begins_like_it(tmp_path: Path) -> None:
     written(tmp_path, record(ids((1, 600), (2, 400))))
     with store(tmp_path) as one:
-        assert [c.n_tokens for c in one.find("local", ids((1, 600), (3, 400)))] == [600]
-        assert [c.n_tokens for c in one.find("local", ids((1, 600), (2, 400), (4, 10)))] == [1000]
-        assert [c.n_tokens for c in one.find("local", ids((1, 600)))] == [600]
+        assert [n for _, n in one.find("local", ids((1, 600), (3, 400)))] == [600]
+        assert [n for _, n in one.find("local", ids((1, 600), (2, 400), (4, 10)))] == [1000]
+        assert [n for _, n in one.find("local", ids((1, 600)))] == [600]
         assert one.find("local", ids((3, 1000))) == []
         assert one.find("local", ids((1, 100))) == [], "less than a block in common"
         assert one.find("local", np.zeros(0, np.int32)) == []
 
 
-def test_a_partial_state_serves_texts_that_go_on_from_it_alone(tmp_path: Path) -> None:
-    written(tmp_path, record(ids((1, 300)), kind="partial"), record(ids((1, 50)), kind="partial", seed=5))
+def test_a_state_of_another_kind_is_kept_and_not_offered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(state_file, "WHOLE", "partial")
+        written(tmp_path, record(ids((1, 300))))
     with store(tmp_path) as one:
-        candidates = one.find("local", ids((1, 300), (2, 100)))
-        found = [(c.state.meta.kind, c.n_tokens) for c in candidates]
-        assert found == [("partial", 300)], "the shorter one is as large"
-        assert [c.n_tokens for c in one.find("local", ids((1, 300)))] == [300]
-        assert [c.n_tokens for c in one.find("local", ids((1, 299)))] == [50]
-        assert one.find("local", ids((2, 300))) == []
-        assert equal(one.read(candidates[0].state), record(ids((1, 300)), kind="partial"))
+        assert one.find("local", ids((1, 300), (2, 100))) == []
+    assert len(states(tmp_path)) == 1
 
 
 def test_a_smaller_state_with_fewer_tokens_is_offered_too(tmp_path: Path) -> None:
@@ -113,8 +109,8 @@ def test_a_smaller_state_with_fewer_tokens_is_offered_too(tmp_path: Path) -> Non
     written(tmp_path, record(text, 1000), record(rest, 90_000, seed=7))
     with store(tmp_path) as one:
         candidates = one.find("local", ids((1, 500), (2, 2000), (9, 50)))
-        assert [(c.n_tokens, c.state.meta.n_bytes) for c in candidates] == [(2500, 90_000), (500, 1000)]
-        assert candidates[0].seconds > candidates[1].seconds
+        assert [(n, state.meta.n_bytes) for state, n in candidates] == [(2500, 90_000), (500, 1000)]
+        assert one.load_seconds(90_000) > one.load_seconds(1000) > 0
 
 
 def test_scopes_and_models_are_apart(tmp_path: Path) -> None:
@@ -150,9 +146,6 @@ def test_a_continuation_takes_the_place_of_what_it_continues(tmp_path: Path) -> 
     assert len(states(tmp_path)) == 1, "the longer one can be cut"
     written(tmp_path, much_longer)
     assert len(states(tmp_path)) == 2, "loading it takes much longer than loading the shorter one"
-    partial = [record(ids((1, 500)), kind="partial"), record(ids((1, 500), (2, 9)), kind="partial")]
-    written(tmp_path, *partial)
-    assert len(states(tmp_path)) == 4
 
 
 def test_a_state_with_a_further_part_replaces_the_one_without(tmp_path: Path) -> None:
@@ -161,8 +154,8 @@ def test_a_state_with_a_further_part_replaces_the_one_without(tmp_path: Path) ->
     written(tmp_path, record(text, draft_bytes=900))
     written(tmp_path, record(text))
     with store(tmp_path) as one:
-        (candidate,) = one.find("local", text)
-        assert candidate.state.meta.part_names == {"target", "draft"}
+        ((state, _),) = one.find("local", text)
+        assert state.meta.part_names == {"target", "draft"}
 
 
 def test_what_waits_is_replaced_by_its_continuation(tmp_path: Path) -> None:
@@ -173,7 +166,7 @@ def test_what_waits_is_replaced_by_its_continuation(tmp_path: Path) -> None:
         assert one.flush(20)
         assert one.n_written == 2
     with store(tmp_path) as one:
-        assert one.find("local", ids((1, 500), (2, 5)))[0].n_tokens == 505
+        assert one.find("local", ids((1, 500), (2, 5)))[0][1] == 505
 
 
 def test_the_queue_is_bounded_in_bytes(tmp_path: Path) -> None:
@@ -204,7 +197,7 @@ def test_what_is_not_used_sinks_and_what_is_used_stays(tmp_path: Path) -> None:
         for n in range(20, 40):
             candidates = one.find("local", kept.ids)
             assert candidates, f"used every time, gone at {n}"
-            assert equal(one.read(candidates[0].state), kept)
+            assert equal(one.read(candidates[0][0]), kept)
             assert one.put(record(ids((n, 300)), 100_000, seed=n, seconds=5.0))
             assert one.flush(20)
         assert len(states(tmp_path)) == 4
@@ -288,12 +281,10 @@ def test_many_threads_at_once(tmp_path: Path) -> None:
             for n in range(12):
                 mine = record(ids((1, 256), (seed, 200), (n, 60)), 50_000, seed=seed * 100 + n)
                 one.put(mine)
-                for candidate in one.find("local", mine.ids):
-                    read = one.read(candidate.state)
-                    if read is not None and not np.array_equal(
-                        read.ids[: candidate.n_tokens], mine.ids[: candidate.n_tokens]
-                    ):
-                        problems.append(candidate)
+                for state, n_tokens in one.find("local", mine.ids):
+                    read = one.read(state)
+                    if read is not None and not np.array_equal(read.ids[:n_tokens], mine.ids[:n_tokens]):
+                        problems.append(state)
 
         threads = [threading.Thread(target=work, args=(seed,)) for seed in range(10, 16)]
         for thread in threads:
@@ -312,7 +303,7 @@ def stored_rate(directory: Path) -> float:
 def test_the_measured_rate_is_kept_for_later_processes(tmp_path: Path) -> None:
     written(tmp_path, record(ids((1, 300)), 4 * MB))
     with store(tmp_path) as one:
-        assert one.read(one.find("local", ids((1, 300)))[0].state) is not None
+        assert one.read(one.find("local", ids((1, 300)))[0][0]) is not None
         rate = one.load_rate
         assert rate != 1e9
     assert stored_rate(tmp_path) == pytest.approx(rate)
@@ -329,7 +320,7 @@ def test_a_stored_rate_so_slow_that_nothing_is_read_is_tried_again(tmp_path: Pat
         assert one.flush(20)
         assert one.load_rate > 1e5
         assert one.load_rate != stored
-        assert one.find("local", ids((1, 300)))[0].seconds < 100
+        assert one.load_seconds(4 * MB) < 100
         assert stored_rate(tmp_path) == pytest.approx(one.load_rate)
 
 
@@ -351,7 +342,6 @@ def test_one_stalled_read_is_a_slow_read(before: list[float]) -> None:
         {"ids": np.zeros(0, np.int32)},
         {"ids": np.zeros(4, np.int64)},
         {"ids": np.zeros((2, 2), np.int32)},
-        {"kind": "half"},
         {"parts": {}},
         {"parts": {"": b"x"}},
         {"parts": {"n" * 65: b"x"}},
@@ -361,7 +351,7 @@ def test_one_stalled_read_is_a_slow_read(before: list[float]) -> None:
     ],
 )
 def test_records_are_checked(wrong: dict[str, object]) -> None:
-    fields = {"scope": "", "ids": ids((1, 9)), "kind": "whole", "parts": {"target": b"x"}, "seconds": 1.0}
+    fields = {"scope": "", "ids": ids((1, 9)), "parts": {"target": b"x"}, "seconds": 1.0}
     PrefixRecord(**fields)  # type: ignore[arg-type]
     with pytest.raises(ValueError):
         PrefixRecord(**{**fields, **wrong})  # type: ignore[arg-type]
