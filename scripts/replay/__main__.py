@@ -54,7 +54,7 @@ from specllama.core.policy.base import CHAINS, Draft, Round, RoundLimits
 from specllama.core.policy.config import DEFAULT, PolicyConfig
 from specllama.core.policy.cost_curve import CostCurve
 from specllama.core.policy.planner import Planner
-from specllama.core.replay.forecast import record, record_head, record_steps, write_text
+from specllama.core.replay.forecast import record, record_steps, write_text
 from specllama.core.replay.simulator import GREEDY, Replay, Seconds, Trace, TraceDrafter, TraceHead, curve
 from specllama.core.sampling.params import SamplingParams
 from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
@@ -315,13 +315,11 @@ def recorded(
     pair: Loaded, ids: Sequence[int], text: Sequence[int], params: SamplingParams = GREEDY, seed: int = 0
 ) -> Trace:
     """The trace of a text after a prompt."""
-    if pair.draft is not None and pair.draft.translation is not None:
-        (drafter,) = pair.drafters
-        return record_steps(ids, text, drafter, pair.model.n_vocab, params, seed)
-    if pair.draft is not None:
+    if pair.draft is not None and pair.draft.translation is None:
         return record(ids, text, pair.draft.context, params, seed)
-    (head,) = pair.drafters
-    return record_head(ids, text, pair.context, head, params, seed)
+    (drafter,) = pair.drafters
+    target = pair.context if pair.draft is None else None
+    return record_steps(ids, text, drafter, pair.model.n_vocab, params, seed, target)
 
 
 def _add_notice(notices: list[str], message: object) -> None:

@@ -20,7 +20,6 @@ from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specllama.llama.draft_contexts import ForeignContext
 from specllama.models.foreign_drafts import MeasuredDrafts
 from specllama.worker.measured_gain import store_answers
-from specllama.worker.tuning import drafts as tuning_drafts
 from specllama.worker.tuning import tuner
 from tests.support import tinygguf
 from tests.support.foreign import permuted
@@ -199,10 +198,10 @@ def test_what_tune_predicts_is_kept_for_later_choices(
     for module, name in (
         (tuner, "CURVE_SECONDS"),
         (tuner, "THREAD_SECONDS"),
-        (tuning_drafts, "STEP_SECONDS"),
+        (tuner, "STEP_SECONDS"),
     ):
         monkeypatch.setattr(module, name, 0.0)
-    monkeypatch.setattr(tuning_drafts, "_MIN_COMPARE_SECONDS", 0.1)
+    monkeypatch.setattr(tuner, "_MIN_COMPARE_SECONDS", 0.1)
     draft = permuted(Path(EMBEDDED_DRAFT), tmp_path / "draft.gguf")
     settings = [ModelSettings(path=str(path), n_ctx=512, **EXACT) for path in (EMBEDDED_TARGET, draft)]
     load = LoadSettings(target=settings[0], draft_vocab="auto", memory=False)

@@ -15,7 +15,6 @@ from specllama.core.policy.config import DEFAULT
 from specllama.drafters import HEAD, MODEL
 from specllama.worker.draft import LoadedHead
 from specllama.worker.profile import ModelProfile
-from specllama.worker.tuning import drafts as tuning_drafts
 from specllama.worker.tuning import tuner
 from tests.support import tinygguf, tinyheads, tinymtp
 from tests.support.front import Front
@@ -34,8 +33,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """As few rounds as possible, and all progress."""
     for module, name in ((tuner, "CURVE_SECONDS"), (tuner, "THREAD_SECONDS"), (tuner, "_PROGRESS_SECONDS")):
         monkeypatch.setattr(module, name, 0.0)
-    monkeypatch.setattr(tuning_drafts, "STEP_SECONDS", 0.0)
-    monkeypatch.setattr(tuning_drafts, "_MIN_COMPARE_SECONDS", 0.1)
+    monkeypatch.setattr(tuner, "STEP_SECONDS", 0.0)
+    monkeypatch.setattr(tuner, "_MIN_COMPARE_SECONDS", 0.1)
 
 
 @pytest.fixture
@@ -193,7 +192,7 @@ def test_heads_that_cannot_be_used_do_not_affect_the_others(
     assert "damaged.gguf" in broken.problem
     assert "no head" in without.problem
     assert good.forecast is not None
-    monkeypatch.setattr("specllama.worker.tuning.drafts.available_memory", lambda: 1 << 20)
+    monkeypatch.setattr("specllama.worker.tuning.tuner.available_memory", lambda: 1 << 20)
     _, full = tuned(one, head)
     assert "not enough memory" in full.problem
     assert full.forecast is None

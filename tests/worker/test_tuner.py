@@ -34,7 +34,6 @@ from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specllama.drafters.copy import CopyDrafter
 from specllama.worker import profile
 from specllama.worker.calibrate import can_roll_back
-from specllama.worker.tuning import drafts as tuning_drafts
 from specllama.worker.tuning import tuner
 from specllama.worker.tuning.target import WIDTHS
 from specllama.worker.tuning.tuner import Tuner
@@ -58,11 +57,11 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """As few rounds as possible."""
     for module, names in (
         (tuner, ("CURVE_SECONDS", "THREAD_SECONDS")),
-        (tuning_drafts, ("STEP_SECONDS",)),
+        (tuner, ("STEP_SECONDS",)),
     ):
         for name in names:
             monkeypatch.setattr(module, name, 0.0)
-    monkeypatch.setattr(tuning_drafts, "_MIN_COMPARE_SECONDS", 0.1)
+    monkeypatch.setattr(tuner, "_MIN_COMPARE_SECONDS", 0.1)
 
 
 @pytest.fixture

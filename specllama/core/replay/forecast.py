@@ -80,38 +80,6 @@ def record(
     return choices.trace(prompt, text)
 
 
-def record_head(
-    prompt: Sequence[int],
-    text: Sequence[int],
-    target: Context,
-    head: Drafter,
-    params: SamplingParams = GREEDY,
-    seed: int = 0,
-    n_ahead: int = 1,
-) -> Trace:
-    """The trace of `text` as in `record`, for a drafter that reads the target's features. The target is
-    evaluated again for these, `n_ahead` tokens of the text at a time: 1 for a head that reads its cache.
-
-    Every choice is that of a draft's first token, made from the target's own hidden states; further tokens of
-    a draft are right less often than the trace says. Raises DecodeError, NoRoomError.
-    """
-    target.truncate(0, 0)
-    ids = [*prompt, *text]
-    choices = _Choices(head)
-    at = len(prompt) - 1  # tokens in the target's cache
-    if at:
-        _evaluate(target, ids[:at], 0)
-    head.start(0, prompt, KeyedSampler(params, seed, target.n_vocab))
-    for i, token in enumerate(text):
-        if at < len(prompt) + i - 1:
-            chunk = ids[at : min(at + n_ahead, len(ids) - 2)]
-            _evaluate(target, chunk, at)
-            at += len(chunk)
-        choices.step(head, token)
-    head.forget(0)
-    return choices.trace(prompt, text)
-
-
 def record_steps(
     prompt: Sequence[int],
     text: Sequence[int],
@@ -119,14 +87,30 @@ def record_steps(
     n_vocab: int,
     params: SamplingParams = GREEDY,
     seed: int = 0,
+    target: Context | None = None,
+    n_ahead: int = 1,
 ) -> Trace:
     """The trace of `text` as in `record`, by steps of a drafter: for a draft that has other tokens than the
-    text. n_vocab: of the target.
+    text, and for a head, which reads the target's features. n_vocab: of the target. target: evaluated again
+    for these, `n_ahead` tokens of the text at a time: 1 for a head that reads its cache.
+
+    Every choice of a head is that of a draft's first token, made from the target's own hidden states; further
+    tokens of a draft are right less often than the trace says. Raises DecodeError, NoRoomError.
     """
-    choices = _Choices(drafter)
+    ids, choices = [*prompt, *text], _Choices(drafter)
+    at = len(prompt) - 1  # tokens in the target's cache
+    if target is not None:
+        target.truncate(0, 0)
+        if at:
+            _evaluate(target, ids[:at], 0)
     drafter.start(0, prompt, KeyedSampler(params, seed, n_vocab))
-    for token in text:
-        choices.step(drafter, token)
+    for i, token in enumerate(text):
+        if target is not None and at < len(prompt) + i - 1:
+            chunk = ids[at : min(at + n_ahead, len(ids) - 2)]
+            _evaluate(target, chunk, at)
+            at += len(chunk)
+        choices.add(drafter.step({0: []}).get(0))
+        drafter.committed(0, [token])
     drafter.forget(0)
     return choices.trace(prompt, text)
 
@@ -145,11 +129,6 @@ class _Choices:
         other = proposal.other if proposal is not None else None
         self.first.append((proposal.token, round(proposal.confidence, 4)) if proposal else (WRONG, 0.0))
         self._second.append((other.tokens[0], round(other.confidence, 4)) if other else (WRONG, 0.0))
-
-    def step(self, drafter: Drafter, token: int) -> None:
-        """Add the first token that a drafter proposes; `token` is the one of the text."""
-        self.add(drafter.step({0: []}).get(0))
-        drafter.committed(0, [token])
 
     def trace(self, prompt: Sequence[int], text: Sequence[int]) -> Trace:
         """The trace of a text, with second candidates where there are any."""

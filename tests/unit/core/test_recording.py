@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from specllama.core.replay.forecast import record, record_head, write_text
+from specllama.core.replay.forecast import record, record_steps, write_text
 from specllama.core.replay.simulator import WRONG
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.sampling.sampler import KeyedSampler
@@ -64,7 +64,7 @@ def test_a_head_that_knows_the_target_chooses_the_text(lag, reads_target, n_ahea
     drafter = target.reader = HeadDrafter(head, 32)
     for prompt in (PROMPT, [*PROMPT[:12], 3, 4, 2], [1, 2]):  # one after the other, with a common beginning
         text = write_text(TableContext(32, 128), prompt, 40, ())
-        trace = record_head(prompt, text, target, drafter, n_ahead=n_ahead)
+        trace = record_steps(prompt, text, drafter, 32, target=target, n_ahead=n_ahead)
         assert (trace.prompt, trace.text) == (prompt, text)
         known = 0 if len(prompt) > 2 or lag == 0 else 1
         assert trace.draft[known:] == text[known:]
@@ -78,18 +78,18 @@ def test_a_head_is_asked_with_the_noise_of_the_text():
     text = write_text(TableContext(32, 128), PROMPT, 30, (), params, 3)
     target = TableContext(32, 128)
     drafter = target.reader = HeadDrafter(TableHead(32, 128), 32)
-    assert record_head(PROMPT, text, target, drafter, params, 3).draft == text
-    assert record_head(PROMPT, text, target, drafter, params, 4).draft != text
+    assert record_steps(PROMPT, text, drafter, 32, params, 3, target).draft == text
+    assert record_steps(PROMPT, text, drafter, 32, params, 4, target).draft != text
 
 
 def test_without_features_or_room_a_head_is_wrong():
     text = write_text(TableContext(32, 128), PROMPT, 12, ())
     blind = HeadDrafter(TableHead(32, 128), 32)
-    trace = record_head(PROMPT, text, TableContext(32, 128), blind)
+    trace = record_steps(PROMPT, text, blind, 32, target=TableContext(32, 128))
     assert (trace.draft, trace.conf) == ([WRONG] * 12, [0.0] * 12)
     target = TableContext(32, 128)
     small = target.reader = HeadDrafter(TableHead(32, 24), 32)
-    trace = record_head(PROMPT, text, target, small)
+    trace = record_steps(PROMPT, text, small, 32, target=target)
     assert trace.draft == text[:5] + [WRONG] * 7
-    assert record_head([3], [4, 5], target, small).draft[0] == WRONG
-    assert record_head(PROMPT, [], target, small).draft == []
+    assert record_steps([3], [4, 5], small, 32, target=target).draft[0] == WRONG
+    assert record_steps(PROMPT, [], small, 32, target=target).draft == []

@@ -19,7 +19,6 @@ from specllama.drafters.head import HeadDrafter
 from specllama.drafters.model import ModelDrafter
 from specllama.other_work import lower_quartile, median_ratio
 from specllama.testing import N_FEATURES, TableContext
-from specllama.worker.tuning.drafts import MIN_TOKENS, TuningText, select_prompts
 from specllama.worker.tuning.target import (
     MAX_ROUNDS,
     MIN_GAIN,
@@ -38,6 +37,7 @@ from specllama.worker.tuning.target import (
     time_steps,
     time_threads,
 )
+from specllama.worker.tuning.tuner import MIN_TOKENS, TuningText, select_prompts
 from tests.support.scripted import TableHead
 
 N_VOCAB = 16
