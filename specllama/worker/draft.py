@@ -45,8 +45,7 @@ from specllama.pair.check import HeadVerdict, PairVerdict, check_head, check_pai
 from specllama.pair.overlap import overlap, translated
 from specllama.pair.vocab import Overlap, stand_ins
 from specllama.worker.calibrate import measure_change, measure_load, measure_steps, seconds_of
-from specllama.worker.profile import ModelProfile
-from specllama.worker.profile_keys import head_key, model_key
+from specllama.worker.profile import ModelProfile, head_key, model_key
 
 _REPORT_SECONDS = 0.1
 

@@ -34,13 +34,13 @@ from specllama.text.reasoning_budget import ReasoningBudget
 from specllama.text.template_process import IsolatedTemplate, TemplateProcess
 from specllama.worker.conversations import detokenize
 from specllama.worker.corpus import Corpus
+from specllama.worker.drafting_gain import drafting_verdict, store_answers
 from specllama.worker.embedding import EmbeddingEngine, loads_embedder, open_embedder
 from specllama.worker.idle import ExactMode, IdleMeasurer
 from specllama.worker.images import ImageEncoder
 from specllama.worker.intake import RequestIntake, SequenceOutput, refusing
 from specllama.worker.load_info import inspect_build, load_info
 from specllama.worker.loader import Loaded, load, slow_seconds
-from specllama.worker.no_draft_reason import drafting_verdict
 from specllama.worker.prefix_persister import PrefixPersister
 from specllama.worker.prompts import Prompts
 from specllama.worker.slot_actions import SlotActions, slots
@@ -316,8 +316,6 @@ class LoadedEngine:
         """See EngineCore."""
         self.loaded.profile.flush()
         if self.loaded.draft is not None and self.loaded.draft.translation is not None:
-            from specllama.worker.measured_gain import store_answers
-
             store_answers(self.loaded)
         if self.memory is not None:
             self.memory.close(_MEMORY_SECONDS)

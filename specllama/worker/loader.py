@@ -48,8 +48,7 @@ from specllama.worker.draft import (
 )
 from specllama.worker.images import Encoder, checked_projector, open_encoder, without_projector
 from specllama.worker.prefix_persister import model_files, prefix_key
-from specllama.worker.profile import ModelProfile
-from specllama.worker.profile_keys import pair_key, target_key
+from specllama.worker.profile import ModelProfile, pair_key, target_key
 
 MIN_ROLLBACK = 2  # recurrent states below which drafts are not worth their memory
 _SLOW_FLOPS, _SLOW_BYTES = 2e10, 1e9  # per second, on a very slow machine

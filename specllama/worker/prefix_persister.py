@@ -22,7 +22,7 @@ from specllama.llama.library import build_info, system_info
 from specllama.prefix_disk.disk_store import MAX_PARTS, DiskStore, PrefixRecord
 from specllama.prefix_disk.scopes import model_key
 from specllama.prefix_disk.state_file import State
-from specllama.worker.profile_keys import target_key
+from specllama.worker.profile import target_key
 
 BUSY_SECONDS = 5.0  # after the end of a text it is copied between rounds too
 _WAIT_SECONDS = 0.05  # for memory, or until others have been written

@@ -7,12 +7,14 @@ steps of each draft model and head. A thread writes the file as a whole; several
 from __future__ import annotations
 
 import math
+import platform
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from specllama import wire
+from specllama.config.load import ModelSettings
 from specllama.config.store import ENOUGH_ROWS, Store
 from specllama.core.exact import CHUNKS, ExactRows
 from specllama.core.interfaces import Context, DecodeError, Drafter
@@ -21,7 +23,13 @@ from specllama.core.policy.cost_curve import CostCurve
 from specllama.core.policy.planner import Planner
 from specllama.core.policy.posterior import PairState
 from specllama.core.prefix.store import Slot
+from specllama.drafters import words_of
+from specllama.gguf.header import Header, content_of, identity
+from specllama.heads.kind import HeadInfo
 from specllama.json_types import JsonObject
+from specllama.llama.context import LlamaContext
+from specllama.llama.library import compiled, devices
+from specllama.models.memory.available import physical_cores
 from specllama.stored_figures import can_take, is_fresh, measured_at
 from specllama.worker import calibrate
 
@@ -175,7 +183,7 @@ _FASTER_RATE, _SLOWER_RATE = 0.5, 0.05  # weights of an answer in the time of pl
 class ModelProfile:
     """The stored profile of a pair; a malformed file counts as empty.
 
-    key: of the target's measurements, pair: of those of the draft (profile_keys.py). keep: whether
+    key: of the target's measurements, pair: of those of the draft (`pair_key`). keep: whether
     anything is written. clock: seconds. t1: in seconds, epsilon: in logits, None if not measured yet. reach:
     length in tokens of the longest text after which rows were compared. time_of_day: in seconds, of what is
     dated. kernels: their instruction set, "" for llama.cpp's own, for people; the key has a checksum of them.
@@ -537,3 +545,50 @@ class ModelProfile:
         """Merge with the file: entries of other processes stay unless this process has newer ones."""
         whole = merged_profiles(ours, self.store.read(self.key))
         self.store.write(self.key, whole | ({"kernels": self._kernels} if self._kernels is not None else {}))
+
+
+# The keys under which a profile is stored: everything that the measured times and the learnt acceptance
+# depend on. After a change of a key everything is measured again.
+
+
+def model_key(header: Header, s: ModelSettings, context: LlamaContext) -> JsonObject:
+    """A model and the settings that affect its speed, in types that JSON preserves. lora: content and scale.
+    The size of the context is not part of the key: only the length in use matters, and there is a cost curve
+    for each range of lengths.
+    """
+    placed = [s.split_mode, s.main_gpu, list(s.devices), list(s.tensor_split), s.n_cpu_moe]
+    overrides = [list(override) for override in s.override_tensor]
+    return {
+        "model": identity(header),
+        "lora": [[content_of(path), scale] for path, scale in s.lora],
+        "n_gpu_layers": s.n_gpu_layers,
+        "placed": [*placed, overrides],
+        "threads": [context.n_threads, context.n_threads_batch],
+        "cache": [s.cache_type_k, s.cache_type_v, s.flash_attn],
+    }
+
+
+def target_key(header: Header, s: ModelSettings, context: LlamaContext) -> JsonObject:
+    """The target, the machine and the build of llama.cpp."""
+    return {
+        **model_key(header, s, context),
+        "machine": [platform.machine(), platform.processor(), physical_cores()],
+        "compiled": compiled(),
+        "devices": [["" if d.remote else d.name, d.description] for d in devices()],
+    }
+
+
+def head_key(head: HeadInfo) -> JsonObject:
+    """A head, wherever its layers are, in types that JSON preserves."""
+    return {"head": head.kind.name, "model": identity(head.header)}
+
+
+def pair_key(
+    draft: JsonObject | None, drafters: Sequence[Drafter], second: HeadInfo | None = None
+) -> JsonObject:
+    """The key of a pair: the key of the draft model or the head, and the drafters. second: the target's own
+    head next to a draft model; its layers are where the target's are. The request history is not part of the
+    key, since it has an acceptance table of its own.
+    """
+    own = {"head": head_key(second)} if second is not None else {}
+    return {"draft": draft, "drafters": words_of(drafters), **own}

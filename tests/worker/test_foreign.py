@@ -19,7 +19,7 @@ from specllama.core.policy.cost_curve import WIDTHS, CostCurve
 from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specllama.llama.draft_contexts import ForeignContext
 from specllama.models.foreign_drafts import MeasuredDrafts
-from specllama.worker.measured_gain import store_answers
+from specllama.worker.drafting_gain import store_answers
 from specllama.worker.tuning import tuner
 from tests.support import tinygguf
 from tests.support.foreign import permuted

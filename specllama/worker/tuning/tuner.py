@@ -49,8 +49,7 @@ from specllama.worker.calibrate import Calibration, can_roll_back, measure
 from specllama.worker.draft import LoadedDraft, LoadedHead, gpus, load_draft, open_head
 from specllama.worker.load_info import model_info
 from specllama.worker.loader import Loaded
-from specllama.worker.measured_gain import store_tuned
-from specllama.worker.profile_keys import pair_key
+from specllama.worker.drafting_gain import store_tuned
 from specllama.worker.tuning.target import (
     Times,
     TimingPosition,
@@ -317,10 +316,10 @@ class DraftTrial:
         pair read, with the target's own head next to a draft model and without it.
         """
         drafters = [*self.loaded.drafters, drafter]
-        pairs = [pair_key(draft.key, drafters)]
+        pairs = [profile.pair_key(draft.key, drafters)]
         own, _ = own_head(self.loaded.header)
         if own is not None and isinstance(draft, LoadedDraft):
-            pairs.append(pair_key(draft.key, drafters, own.head))
+            pairs.append(profile.pair_key(draft.key, drafters, own.head))
         for pair in pairs if not self.run.disturbed else ():
             self.loaded.profile.store_steps(pair, drafter.name, steps.curve)
         step = steps.predict(1, self.run.costs.predict(1))

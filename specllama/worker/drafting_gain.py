@@ -1,9 +1,16 @@
-"""Explains why nothing was drafted for an answer, in words and with measured figures only."""
+"""Why nothing was drafted for an answer, in words and with measured figures only; and what a draft of another
+vocabulary gains for its target, stored for later choices by `-md auto`.
+"""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from specllama.client.tune_messages import MeasuredDraft
+from specllama.config.store import Store
 from specllama.core.policy.base import Policy
 from specllama.core.policy.config import DEFAULT
 from specllama.core.policy.cost_curve import CostCurve
@@ -12,8 +19,11 @@ from specllama.core.policy.planner import Planner
 from specllama.core.replay.break_even import break_evens, easiest
 from specllama.core.sequence import Generation
 from specllama.core.stats import FREE, OfferStats
-from specllama.drafters import REGISTRY
+from specllama.drafters import MODEL, REGISTRY
 from specllama.errors import option
+from specllama.gguf.header import Header, identity
+from specllama.models.foreign_drafts import FOLDER, DraftRecord, MeasuredDrafts, Source
+from specllama.worker.loader import Loaded
 
 _MIN_ROUNDS = 64  # of an answer, to judge it
 _TOO_SHORT = 16  # rounds; costs decide little in fewer
@@ -127,3 +137,37 @@ def _costs(planner: Planner, stats: OfferStats, name: str, model: str) -> str:
 
 def _percent(share: float) -> str:
     return f"{100 * share:.0f} %"
+
+
+def store_tuned(
+    loaded: Loaded, draft: Header, measured: MeasuredDraft, copying: Sequence[MeasuredDraft]
+) -> None:
+    """Store what `tune` predicts for a draft. copying: the same without one, empty if copying is off."""
+    if measured.forecast is None or measured.forecast.speedup is None or not loaded.settings.calibrate:
+        return
+    without = [one.forecast.speedup for one in copying if one.forecast is not None]
+    need = easiest(measured.break_even)
+    base = round(max([1.0, *(one for one in without if one is not None)]), 4)
+    speedup, needed = measured.forecast.speedup, need.acceptance if need is not None else None
+    figures = base, measured.forecast.tokens, measured.forecast.acceptance, needed
+    _store(loaded, draft, "tune", speedup, *figures)
+
+
+def store_answers(loaded: Loaded) -> None:
+    """Store what the answers since the load say about a draft of another vocabulary, with those that were
+    stored for the pair before. Nothing is stored without enough of them.
+    """
+    draft, planner = loaded.draft, loaded.profile.planner
+    if draft is None or draft.translation is None or planner is None or not loaded.settings.calibrate:
+        return
+    speedup = planner.expected_speedup(MODEL.name)
+    if speedup is None:
+        return
+    table = planner.learnt.tables[MODEL.name]
+    _store(loaded, draft.header, "answers", speedup, 1.0, round(table.n_seen), table.rate)
+
+
+def _store(loaded: Loaded, draft: Header, source: Source, speedup: float, *more: Any) -> None:
+    """Store a figure among those of the target, next to its profile."""
+    record = DraftRecord(os.path.abspath(draft.path), identity(draft), source, round(speedup, 4), *more)
+    MeasuredDrafts(loaded.header, Store(loaded.profile.store.root.with_name(FOLDER))).put(record)

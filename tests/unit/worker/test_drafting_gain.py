@@ -20,7 +20,7 @@ from specllama.core.sampling.params import SamplingParams
 from specllama.core.sequence import Generation, Request
 from specllama.errors import with_option_names
 from specllama.testing import TableContext
-from specllama.worker.no_draft_reason import drafting_verdict
+from specllama.worker.drafting_gain import drafting_verdict
 from tests.support.scripted import ScriptedDrafter
 
 ON = {"speculation": "on", "reason": ""}
