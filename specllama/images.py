@@ -20,7 +20,7 @@ from collections.abc import Sized
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from specllama.client.prompt_input import Image
+from specllama.client.protocol import Image
 from specllama.errors import ResourceError, UsageError, quoted
 from specllama.regular_file import open_regular
 

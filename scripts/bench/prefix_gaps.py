@@ -45,7 +45,7 @@ class Stream:
     def _run(self, client: EngineClient) -> None:
         ids = [7 + i % 900 for i in range(64)]
         params = {"max_tokens": 100_000, "temperature": 0.8, "seed": 1, "ignore_eos": True}
-        request = m.Generate(client.next_id(), m.TokenInput(ids), params, kept=False, disk_scope="")
+        request = m.Generate(client.next_id(), m.MixedInput([ids]), params, kept=False, disk_scope="")
         for event in client.generate(request):
             if isinstance(event, m.Tokens):
                 self.times.append(time.perf_counter())

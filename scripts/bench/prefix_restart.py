@@ -46,7 +46,7 @@ def ask(client: EngineClient, ids: list[int], n: int) -> tuple[m.Done, list[int]
     """Evaluate ids and write n tokens: (the last message, the tokens)."""
     params = {"max_tokens": n, "temperature": 0.0, "ignore_eos": True}
     written = list[int]()
-    for event in client.generate(m.Generate(client.next_id(), m.TokenInput(ids), params)):
+    for event in client.generate(m.Generate(client.next_id(), m.MixedInput([ids]), params)):
         if isinstance(event, m.Tokens):
             written += [i for item in event.items for i in item.ids]
         if isinstance(event, m.Done):

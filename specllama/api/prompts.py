@@ -216,7 +216,7 @@ class PromptSource:
         if self.messages is not None:
             return protocol.ChatInput(self.messages, dict(variables), tools)
         if self.ids is not None:
-            return protocol.TokenInput(list(self.ids))
+            return protocol.MixedInput([list(self.ids)])
         return protocol.TextInput(self.text or "")
 
     def with_images(

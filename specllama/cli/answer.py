@@ -27,7 +27,7 @@ from specllama.cli.progress import Progress
 from specllama.client import protocol
 from specllama.client.client import EngineClient
 from specllama.client.model_info import LoadInfo
-from specllama.client.prompt_input import Image
+from specllama.client.protocol import Image
 from specllama.client.stream import GenerationResult
 from specllama.config.load import LoadSettings
 from specllama.config.text_file import expanded

@@ -298,9 +298,6 @@ class Prompts:
     def check(self, message: protocol.Generate) -> None:
         """Raises ContextLengthError for a prompt that cannot fit, without tokenising it."""
         match message.prompt:
-            case protocol.TokenInput(ids):
-                if len(ids) >= self._n_ctx:
-                    raise context_length_error(len(ids), self._n_ctx)
             case protocol.TextInput(text):
                 self.limit.check(text, parse_special=True)
             case protocol.MixedInput(parts):
@@ -387,8 +384,6 @@ class Prompts:
     def _ids(self, prompt: protocol.PromptInput, images: PromptImages) -> list[int]:
         model = self._model
         match prompt:
-            case protocol.TokenInput(ids):
-                return _checked(ids, model, "prompt")
             case protocol.TextInput(text):
                 return self._of_text(text, images)
             case protocol.MixedInput(parts):

@@ -96,7 +96,7 @@ def ready(front: Front) -> m.LoadInfo:
 
 def generate(seed: int, temperature: float, **more: Any) -> m.Generate:
     params = {"max_tokens": 48, "temperature": temperature, "seed": seed, "ignore_eos": True}
-    return m.Generate(seed, m.TokenInput(list(range(20 + seed, 50 + seed))), {**params, **more})
+    return m.Generate(seed, m.MixedInput([list(range(20 + seed, 50 + seed))]), {**params, **more})
 
 
 def answers(front: Front, *requests: m.Generate) -> tuple[list[list[int]], Counter[str], Counter[str]]:

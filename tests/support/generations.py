@@ -8,7 +8,7 @@ from typing import Any
 from specllama.client import protocol as m
 
 _OF_CHATS = {f.name for f in fields(m.ChatInput)}
-_FORMS = {"ids": m.TokenInput, "parts": m.MixedInput}
+_FORMS = {"ids": lambda ids: m.MixedInput([ids]), "parts": m.MixedInput}
 
 
 def generate(id_: int, **given: Any) -> m.Generate:

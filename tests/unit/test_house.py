@@ -65,7 +65,7 @@ ONLY: dict[str, tuple[str, ...]] = {
         "gguf.header",
     ),
     "client": (*BASICS, "config", "calls", "prefix_disk.scopes", *LIGHT_CORE),
-    "images": ("errors", "regular_file", "client.prompt_input"),
+    "images": ("errors", "regular_file", "client.protocol"),
     "__main__": ("cli", "errors", "python_command"),
     **dict.fromkeys(
         FRONTS,

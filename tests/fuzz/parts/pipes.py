@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 TO_ENGINE: tuple[m.Message, ...] = (
     m.Generate(1, m.TextInput("def f("), {"max_tokens": 2, "temperature": 0.5, "stop": ["x"], "logprobs": 1}),
-    m.Generate(1, m.TokenInput([1, 2, 3]), {"max_tokens": 2, "json_schema": "{}"}, draft_max=2),
+    m.Generate(1, m.MixedInput([[1, 2, 3]]), {"max_tokens": 2, "json_schema": "{}"}, draft_max=2),
     m.Generate(1, m.ChatInput([{"role": "user", "content": "x"}], prefix="a"), {"max_tokens": 1}),
     m.Generate(1, m.MixedInput(["x", [1, 2]]), {"max_tokens": 1}),
     m.Generate(1, m.Infill("a", "b"), {"max_tokens": 1}),

@@ -154,7 +154,6 @@ def test_these_messages_arrive_as_sent_too(message: m.Message) -> None:
         (m.ChatInput([{"role": "user", "content": "x"}], {"a": 1}, prefix="y", follows=3), "messages"),
         (m.ChatInput([], earlier=m.EarlierTurn(1, 2, [1, 2, 3], "d")), "messages"),
         (m.TextInput(""), "text"),
-        (m.TokenInput([]), "ids"),
         (m.MixedInput([[1, 2], "x", []]), "parts"),
         (m.Infill("a", "b", extra=[m.InfillChunk("c")], suffix_first=True), "suffix"),
     ],

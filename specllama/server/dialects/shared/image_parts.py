@@ -17,7 +17,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator, PrivateAttr
 
-from specllama.client.prompt_input import Image
+from specllama.client.protocol import Image
 from specllama.errors import BusyError, UsageError
 from specllama.images import MAX_ALL_PIXELS, MAX_IMAGES, MEDIA_MARKER, load_image, load_image_text
 from specllama.server.dialects.shared.fields import Body, FieldError, RequestBody

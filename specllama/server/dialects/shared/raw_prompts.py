@@ -95,8 +95,6 @@ class RawPromptFields(SamplingFields):
     def _input(self, prompt: str | list[Any]) -> protocol.PromptInput:
         if isinstance(prompt, str):
             return protocol.TextInput(prompt, [image for image in self._images if image.marker in prompt])
-        if all(isinstance(item, int) for item in prompt):
-            return protocol.TokenInput(prompt)
         return protocol.MixedInput(list(_parts(prompt)))
 
 

@@ -108,7 +108,7 @@ def test_4_0_is_a_whole_number_and_4_5_is_not(api: str) -> None:
 
 
 def test_ids_may_be_whole_floats() -> None:
-    assert asked("completions", prompt=[1.0, 2.0]).prompt == protocol.TokenInput([1, 2])
+    assert asked("completions", prompt=[1.0, 2.0]).prompt == protocol.MixedInput([[1, 2]])
     assert asked("native", prompt=[1.0, "x"]).prompt == protocol.MixedInput([[1], "x"])
     assert asked("chat", stop_token_ids=[2.0]).params["stop_token_ids"] == [2]
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from specllama.client.prompt_input import ChatInput, Image, TextInput
+from specllama.client.protocol import ChatInput, Image, TextInput
 from specllama.images import MEDIA_MARKER
 from specllama.server.dialects.anthropic import CountRequest, MessagesRequest
 from specllama.server.dialects.llama_server.completion import NativeRequest
