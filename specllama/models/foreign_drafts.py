@@ -19,7 +19,7 @@ from specllama.heads.check import check_draft
 from specllama.models.demo import DemoStore
 from specllama.models.memory.available import physical_cores
 from specllama.models.names import DEMO
-from specllama.models.quants import ModelFiles, find_heads
+from specllama.models.quants import ModelFiles, find_heads, gguf_names
 from specllama.models.resolve import Library, ParsedName, ResolvedModel
 from specllama.pair.check import COSTLY_DRAFT, check_any, check_pair
 from specllama.pair.overlap import overlap
@@ -195,7 +195,6 @@ def _may_draft(path: str, target: Header) -> bool:
 
 
 MAX_LOOKED_AT = 16  # heads whose headers are read
-_MAX_ENTRIES = 4096  # of a folder
 _MARK = re.compile(r"(?:^|(?<=[-._]))(?:mtp|eagle-?3|dflash|dspark|assistant|head|qat)(?=[-._]|$)")
 
 
@@ -219,21 +218,12 @@ def heads_named_for(path: str) -> Iterator[str]:
     folder, name = os.path.split(path)
     wanted = _stem(name)
     for directory in (folder, os.path.join(folder, "MTP")):
-        for model in find_heads(_names(directory)):
+        in_front = f"{os.path.basename(directory)}/"  # by which heads in a folder MTP are known
+        for model in find_heads(in_front + name for name in gguf_names(directory)):
             file = os.path.basename(model.first)
             stem = _stem(file)
             if file != name and (stem in wanted or wanted in stem):
                 yield os.path.join(directory, file)
-
-
-def _names(folder: str) -> list[str]:
-    """The files of a folder, with its name in front."""
-    names = []
-    with suppress(OSError), os.scandir(folder or ".") as entries:
-        for entry, _ in zip(entries, range(_MAX_ENTRIES), strict=False):
-            if entry.name.lower().endswith(".gguf") and entry.is_file():
-                names.append(f"{os.path.basename(folder)}/{entry.name}")
-    return names
 
 
 def _stem(name: str) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,8 +27,10 @@ from specllama.models.hub.cache import RepoCache
 from specllama.models.manifest import ManifestEntry
 from specllama.models.names import RepoName
 from specllama.models.quants import (
+    MAX_ENTRIES,
     ModelFiles,
     find_models,
+    gguf_names,
     is_projector_name,
     name_words,
     projectors_for,
@@ -37,7 +39,6 @@ from specllama.models.quants import (
 from specllama.models.resolve import Library, ResolvedModel
 from specllama.regular_file import read_regular
 
-_MAX_ENTRIES = 4096  # of a folder, and manifests of Ollama
 _MAX_MANIFEST = 1 << 16  # bytes
 _OLLAMA_LAYER = "application/vnd.ollama.image.projector"
 
@@ -145,7 +146,7 @@ def _in_folder(target: str) -> Found:
     without, as mmproj-F16.gguf, to the model of its folder, where there is one alone.
     """
     folder, name = os.path.split(target)
-    names = [one for one in _names(folder) if one != name or not is_projector_name(one)]
+    names = [one for one in gguf_names(folder) if one != name or not is_projector_name(one)]
     if not any(map(is_projector_name, names)):
         return Found()
     words, there = name_words(name), projectors_for(names, name)
@@ -157,13 +158,6 @@ def _in_folder(target: str) -> Found:
     return Found(others=tuple(os.path.join(folder, one) for one in plain))
 
 
-def _names(folder: str) -> Iterator[str]:
-    with suppress(OSError), os.scandir(folder or ".") as entries:
-        for entry, _ in zip(entries, range(_MAX_ENTRIES), strict=False):
-            if entry.name.lower().endswith(".gguf"):
-                yield entry.name
-
-
 def _of_ollama(target: str) -> str:
     """The projector that a manifest of Ollama's names for this blob, "" for none."""
     blobs, name = os.path.split(os.path.abspath(target))
@@ -171,7 +165,7 @@ def _of_ollama(target: str) -> str:
     if not name.startswith("sha256-") or os.path.basename(blobs) != "blobs" or not os.path.isdir(manifests):
         return ""
     files = (os.path.join(folder, name) for folder, _, names in os.walk(manifests) for name in names)
-    for path, _ in zip(files, range(_MAX_ENTRIES), strict=False):
+    for path, _ in zip(files, range(MAX_ENTRIES), strict=False):
         with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
             layers = json.loads(read_regular(path, _MAX_MANIFEST))["layers"]
             digests = {layer["digest"].replace(":", "-"): layer["mediaType"] for layer in layers}

@@ -1,12 +1,14 @@
 """The files of a repository that make up a model or a head, and those that a tag selects.
 
-Works on paths alone, so that one rule serves listings of the hub and files on disk.
+Works on names alone, so that one rule serves listings of the hub and files on disk.
 """
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +29,7 @@ _QUANT = re.compile(
     re.IGNORECASE,
 )
 _MAX_NAMED = 30
+MAX_ENTRIES = 4096  # of a folder, that are looked at
 _USUAL_BITS = 4  # of a weight, where nobody asks for a quantisation
 _USUAL_SUFFIXES = ("_K_M", "_K_XL", "_K_L", "_K_S", "_K", "_0", "_1", "_NL", "_XS")
 
@@ -143,6 +146,14 @@ def name_words(path: str) -> frozenset[str]:
     if matches:
         name = name[: matches[-1].start()] + name[matches[-1].end() :]
     return frozenset(re.split(r"[-_.\s]+", name.lower())) - _OF_ANY
+
+
+def gguf_names(folder: str) -> Iterator[str]:
+    """The names of the GGUF files in a folder, of the first MAX_ENTRIES entries; none where it is not there."""
+    with suppress(OSError), os.scandir(folder or ".") as entries:
+        for entry, _ in zip(entries, range(MAX_ENTRIES), strict=False):
+            if entry.name.lower().endswith(".gguf") and entry.is_file():
+                yield entry.name
 
 
 def find_models(paths: Iterable[str]) -> list[ModelFiles]:

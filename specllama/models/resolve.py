@@ -9,7 +9,7 @@ import hashlib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -255,10 +255,10 @@ class Library:
 
         if model.path or model.listing is None or model.files is None:
             return read_model(model.path)
-        from specllama.models.hub.remote_header import remote_header
+        from specllama.models.hub.api import remote_header
 
-        cache = RepoCache(self.root, model.listing.name.repo)
-        return remote_header(self.hub, model.listing, model.files, cache, self.listener)
+        on_disk = partial(RepoCache(self.root, model.listing.name.repo).content, model.listing.commit)
+        return remote_header(self.hub, model.listing, model.files, on_disk, self.listener)
 
     def draft_for(self, target: ResolvedModel) -> tuple[ResolvedModel | None, list[ManifestEntry]]:
         """The first known draft for a target that is on disk, and all known drafts."""

@@ -1,4 +1,5 @@
-"""The Hugging Face hub: listings of repositories, and GET requests for their files.
+"""The Hugging Face hub: listings of repositories, GET requests for their files, and the GGUF headers of these,
+of which only as many bytes are requested as are needed.
 
 Uses huggingface-hub's HTTP client and headers, so that its configuration applies, and reads responses itself:
 a listing is bounded, and a file is requested from any byte. The client follows redirects and sends the token
@@ -9,9 +10,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -19,9 +21,12 @@ import httpx2
 
 from specllama.clock import running_time
 from specllama.errors import AccessError, NetworkError, NotFoundError, SpecllamaError, UsageError
+from specllama.gguf.header import Header, read_model
+from specllama.gguf.source import FileSource, GGUFSource
 from specllama.models.hub.env import hub_endpoint, is_offline
 from specllama.models.names import RepoName, check_file
 from specllama.models.progress import Listener, RetryableError, RetryPolicy, retry_after
+from specllama.models.quants import ModelFiles
 
 NETWORK_HINT = (
     "check the network, HF_ENDPOINT and the proxy variables; models that are on disk work without it"
@@ -291,3 +296,59 @@ def _usable(size: Any, etag: Any, form: re.Pattern[str]) -> bool:
     """Whether the hub gives a size and a hash."""
     whole = isinstance(size, int) and not isinstance(size, bool) and 0 <= size <= _MAX_SIZE
     return whole and isinstance(etag, str) and form.fullmatch(etag) is not None
+
+
+_MAX_REQUEST = 1 << 20  # bytes, which limits how much is read unnecessarily
+
+
+class RemoteSource:
+    """A file on the hub as a `GGUFSource`. name: for messages. size: in bytes."""
+
+    def __init__(self, hub: Hub, listing: Listing, file: HubFile, retries: RetryPolicy) -> None:
+        self.name, self.size = f"{listing.name.repo}/{file.path}", file.size
+        self._hub, self._listing, self._path, self._retries = hub, listing, file.path, retries
+
+    def read(self, offset: int, n: int) -> bytes:
+        """At most `n` bytes from `offset`. Raises NetworkError, AccessError, NotFoundError."""
+        return self._retries.run(lambda: self._read(offset, min(offset + min(n, _MAX_REQUEST), self.size)))
+
+    def _read(self, offset: int, end: int) -> bytes:
+        if offset >= end:
+            return b""
+        data = bytearray()
+        try:
+            with self._hub.get(self._listing, self._path, offset, end) as content:
+                skip = offset - content.start  # a server without ranges sends the whole file
+                for chunk in content.chunks:
+                    data += chunk[skip:]
+                    skip = max(0, skip - len(chunk))
+                    if len(data) >= end - offset:
+                        break
+        except RangeError:
+            return b""
+        return bytes(data[: end - offset])
+
+
+def remote_header(
+    hub: Hub,
+    listing: Listing,
+    files: ModelFiles,
+    on_disk: Callable[[HubFile], Path | None],
+    listener: Listener,
+) -> Header:
+    """The header of a model on the hub, parts merged. on_disk: the complete content of a file, from which it
+    is read then; None without.
+
+    Raises GGUFError, IntegrityError, NetworkError, AccessError, NotFoundError.
+    """
+    base, retries = f"{listing.name.repo}/", RetryPolicy(listener, SHORT_WAITS)
+
+    def opened(name: str) -> AbstractContextManager[GGUFSource]:
+        file = listing.files.get(name.removeprefix(base))
+        if file is None:
+            raise NotFoundError(f"{name} does not exist")
+        if (there := on_disk(file)) is not None:
+            return FileSource(there)
+        return nullcontext(RemoteSource(hub, listing, file, retries))
+
+    return read_model(base + files.first, opened)
