@@ -30,8 +30,7 @@ from specllama.llama.batches import (
     TokenBatch,
     further_rows,
 )
-from specllama.llama.cell_order import order_cells
-from specllama.llama.image_positions import ImagePositions
+from specllama.llama.cells import ImagePositions, order_cells
 from specllama.llama.library import llama, log
 from specllama.llama.model import LlamaModel, NativeContext, context_params
 

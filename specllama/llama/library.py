@@ -112,17 +112,7 @@ finally:
     if _unused:
         del sys.modules[_engine.__name__]
 
-__all__ = [
-    "ADD_RPC",
-    "INSTALL",
-    "KERNELS",
-    "TESTED",
-    "build_info",
-    "compiled",
-    "ggml",
-    "llama",
-    "system_info",
-]
+__all__ = ["llama"]
 
 # ggml's functions, found through llama.cpp, which is linked to them: llama_cpp._ggml loads a second copy of
 # the library, whose list of devices llama.cpp never sees.

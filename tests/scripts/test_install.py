@@ -77,7 +77,7 @@ def test_the_demo_model_is_that_of_the_program() -> None:
 
 
 def test_the_version_is_that_of_pyproject() -> None:
-    from specllama.llama.library import TESTED
+    from specllama.llama.vision_build import TESTED
 
     assert request.pinned_version(ROOT) == TESTED
 
