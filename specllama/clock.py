@@ -14,9 +14,13 @@ import os
 import subprocess
 import threading
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, TypeVar
 
+if TYPE_CHECKING:
+    import asyncio
+
+Result = TypeVar("Result")
 TICK_SECONDS = 0.25  # between two ticks
 _POLL_SECONDS = 0.004  # between two looks at a process that is to end
 MOST_SECONDS = 1.0  # that count between two ticks; a longer gap is a pause
@@ -129,3 +133,18 @@ def sleep(seconds: float, clock: Callable[[], float] = running_time) -> None:
     ends = clock() + seconds
     while (left := ends - clock()) > 0:
         time.sleep(min(left, TICK_SECONDS))
+
+
+def run(main: Coroutine[Any, Any, Result]) -> Result:
+    """As asyncio.run, in a loop whose time is `running_time`: all timers of asyncio and uvicorn are those of the
+    loop, so that none of them counts a pause.
+    """
+    import asyncio
+
+    def made() -> asyncio.AbstractEventLoop:
+        loop = asyncio.new_event_loop()
+        loop.time = running_time  # type: ignore[method-assign]
+        return loop
+
+    with asyncio.Runner(loop_factory=made) as runner:
+        return runner.run(main)

@@ -11,6 +11,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any, NoReturn, TypeVar
 
@@ -56,13 +57,12 @@ class Submission:
 class EngineClient:
     """An engine process; a context manager that ends it.
 
-    log: receives the process's stderr too. loop: the event loop in which messages are read and delivered;
-    without it, or if it cannot watch pipes, a thread does so. notice: called with the engine's notices, which
-    are otherwise collected in `notices`. ended: called in a thread once the process has ended and every
-    pending request has its error. handed_out: called after the deliveries of each message, and after `ended`.
-    option_names: of options in the engine's texts. kernels: False leaves specllama's kernels out. Threads may
-    share a client. Every call raises EngineDiedError once the process has ended, EngineError in a forked
-    child.
+    log: receives the process's stderr too. loop: the event loop in which messages are delivered and `ended`
+    is called; without it the reading thread does so. notice: called in that thread with the engine's notices,
+    which are otherwise collected in `notices`. ended: called once the process has ended and every pending
+    request has its error. handed_out: called after each message, and after `ended`. option_names: of options
+    in the engine's texts. kernels: False leaves specllama's kernels out. Threads may share a client. Every
+    call raises EngineDiedError once the process has ended, EngineError in a forked child.
     """
 
     def __init__(
@@ -77,14 +77,14 @@ class EngineClient:
     ) -> None:
         self.notices: list[str] = []
         self._option_names = option_names
-        self._ended, self._handed_out = ended, handed_out
+        self._loop, self._ended, self._handed_out = loop, ended, handed_out
         self._notice = notice or self.notices.append
         self._ids = itertools.count(1)
         self._pending: dict[int | None, Deliver] = {}  # by id; None: the request without an id
         self._images: dict[int | None, list[protocol.Image]] = {}  # of requests that were not read yet, by id
         self._control_lock = threading.Lock()  # only one request without an id at a time
         self._child = EngineProcess(self._dispatch, self._fail_all, log, {} if kernels else WITHOUT_KERNELS)
-        self._child.start(loop)
+        self._child.start()
 
     @property
     def pid(self) -> int:
@@ -170,8 +170,8 @@ class EngineClient:
         """Submit a request without waiting. deliver: called with Started, Prefilled …, Tokens (of this
         generation only), finally Done or an error; for a question only with parts of its answer, or an error.
 
-        `deliver` is called in the reading thread, possibly before this method returns: it must be quick, and
-        must neither raise nor wait for this client. Raises UsageError if the request is no JSON, or its id is
+        `deliver` is called in the reading thread, possibly before this method returns, or in the loop: it
+        must be quick, and must neither raise nor wait for this client. Raises UsageError if the request is no JSON, or its id is
         in use.
         """
         return self.submit_choices(request, [deliver])[0]
@@ -182,6 +182,8 @@ class EngineClient:
         ids = [request.id, *(choice.id for choice in choices)]
         if images := _images_of(request):  # the engine reads their files, which last as long as they do
             self._images[request.id] = images
+        if self._loop is not None:
+            deliver = [partial(self._in_loop, one) for one in deliver]
         try:
             self._open(dict(zip(ids, deliver, strict=True)), request)
         except SpecllamaError:
@@ -309,9 +311,18 @@ class EngineClient:
                     deliver(error)
         self._images.clear()
         if self._ended is not None:
-            self._ended()
+            self._in_loop(self._ended)
         if self._handed_out is not None:
             self._handed_out()
+
+
+    def _in_loop(self, call: Callable[..., None], *arguments: object) -> None:
+        """Call a function in the event loop; without one, here."""
+        if self._loop is None:
+            call(*arguments)
+        else:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nothing waits
+                self._loop.call_soon_threadsafe(call, *arguments)
 
 
 def _is_last(message: protocol.Message | SpecllamaError) -> bool:

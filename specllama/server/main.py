@@ -20,8 +20,8 @@ from typing import IO, Any
 
 import uvicorn
 
-from specllama.client.loop_client import run
 from specllama.client.model_info import LoadInfo
+from specllama.clock import run
 from specllama.errors import EngineDiedError
 from specllama.models.resolve import Library
 from specllama.server.app import ERRORS, build

@@ -19,8 +19,7 @@ from starlette.types import Message, Receive, Scope, Send
 from specllama.calls.scanner import CallReader
 from specllama.calls.tools import Tools
 from specllama.client import protocol
-from specllama.client.client import Submission
-from specllama.client.loop_client import LoopClient
+from specllama.client.client import EngineClient, Submission
 from specllama.core.gain import plain_rate
 from specllama.core.sampling.params import nth_seed
 from specllama.errors import DeadlineError, ResourceError, SpecllamaError
@@ -83,7 +82,7 @@ class RequestStream:
         return self._loop.time() - self._began
 
     def start(
-        self, client: LoopClient, end_ids: Collection[int] = (), reader: ReaderOf | None = None
+        self, client: EngineClient, end_ids: Collection[int] = (), reader: ReaderOf | None = None
     ) -> None:
         """Submit all completions; those of one prompt together, so that it is sent, rendered and tokenised
         once.
@@ -107,7 +106,7 @@ class RequestStream:
         self.requests = []  # the prompts are not kept: they may be large, and wait for long
 
     def _submit(
-        self, client: LoopClient, request: protocol.Generate, assemblers: Sequence[EventAssembler]
+        self, client: EngineClient, request: protocol.Generate, assemblers: Sequence[EventAssembler]
     ) -> None:
         if self._n > 1:
             given = request.params.get("seed")

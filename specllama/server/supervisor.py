@@ -15,7 +15,7 @@ from functools import partial
 from typing import IO, BinaryIO, Literal, TypeVar
 
 from specllama.client import protocol
-from specllama.client.loop_client import LoopClient
+from specllama.client.client import EngineClient
 from specllama.client.model_info import LoadInfo
 from specllama.config.load import LoadSettings
 from specllama.errors import EngineDiedError, SpecllamaError
@@ -256,7 +256,7 @@ class Supervisor:
         self.restarts = self.loads = 0
         self.label, self.yields, self.reserved = "", False, 0
         self._say, self._log, self._progress = say, log, progress
-        self._client: LoopClient | None = None
+        self._client: EngineClient | None = None
         self._ready = asyncio.Event()
         self._why: SpecllamaError | None = None  # why the last engine ended
 
@@ -287,12 +287,12 @@ class Supervisor:
     def pid(self) -> int | None:
         return self._client.pid if self._client is not None else None
 
-    async def client(self) -> LoopClient:
+    async def client(self) -> EngineClient:
         """The client of the engine; loads the model. Raises EngineDiedError, and errors of the load."""
         async with self.lease.acquired():
             return await self.engine()
 
-    async def engine(self) -> LoopClient:
+    async def engine(self) -> EngineClient:
         """Waits up to WAIT_SECONDS for an engine that is starting. Raises EngineDiedError."""
         try:
             async with asyncio.timeout(WAIT_SECONDS):
@@ -375,7 +375,7 @@ class Supervisor:
 
     async def _collect(
         self,
-        client: LoopClient,
+        client: EngineClient,
         question: Callable[[int], protocol.Question],
         answer: type[Answer],
         take: Callable[[Answer], None],
@@ -407,7 +407,7 @@ class Supervisor:
         """Run one engine process to its end. Raises the error that ended it."""
         ended = asyncio.Event()
         files = await asyncio.to_thread(LoadedFiles, files_of(self.settings))  # before they are loaded
-        client = LoopClient(self._log, self._say, ended.set)
+        client = EngineClient(self._log, self._say, ended.set, loop=asyncio.get_running_loop())
         try:
             verbose = self._log is not None
             given = self.yields, self.reserved
@@ -425,7 +425,7 @@ class Supervisor:
             files.close()
             await asyncio.shield(asyncio.to_thread(client.close))
 
-    async def _watch(self, client: LoopClient, files: LoadedFiles, ended: asyncio.Event) -> None:
+    async def _watch(self, client: EngineClient, files: LoadedFiles, ended: asyncio.Event) -> None:
         """Wait for the end of the engine, and end it if a file of the model is overwritten."""
         while not ended.is_set():
             with contextlib.suppress(TimeoutError):

@@ -41,8 +41,7 @@ threading.Thread(target=limit, daemon=True).start()
 LONG = ("run", "-m", "pydoc", "-p", "zip", "--ignore-eos", "-n", "1500", "-c", "8192", "--seed", "1")
 EVENTS = """
 import asyncio, os, signal, time
-from specllama.client.loop_client import run
-from specllama.clock import running_time
+from specllama.clock import run, running_time
 
 async def main():
     loop = asyncio.get_running_loop()

@@ -30,8 +30,7 @@ from specllama.cli.measuring import PartialResults, now
 from specllama.cli.options import resolved
 from specllama.cli.progress import Progress
 from specllama.cli.serve import keys
-from specllama.client.loop_client import run
-from specllama.clock import running_time
+from specllama.clock import run, running_time
 from specllama.config.options import ASKING, BENCH
 from specllama.errors import UsageError
 from specllama.json_types import JsonObject

@@ -1,4 +1,4 @@
-"""The engine's messages, read in an event loop: all of them arrive there, whatever the process does."""
+"""The engine's messages: all of them arrive, in a thread or in an event loop, whatever the process does."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ import pytest
 from specllama.client import protocol as m
 from specllama.client.child import EngineProcess
 from specllama.client.client import EngineClient
-from specllama.client.loop_client import LoopClient
 from specllama.errors import EngineDiedError, SpecllamaError
 from tests.faults.test_process import SETTINGS
 from tests.support.generations import generate
@@ -30,7 +29,7 @@ exec sleep 60
 
 
 class Process:
-    """A Child that runs `SAYS` with a last line; notices: what was taken; threads: where."""
+    """A Child that runs `SAYS` with a last line; notices: what was taken."""
 
     def __init__(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: str) -> None:
         script = tmp_path / "engine"
@@ -38,70 +37,56 @@ class Process:
         script.chmod(0o755)
         monkeypatch.setattr(sys, "executable", str(script))
         self.notices: list[str] = []
-        self.threads: set[int] = set()
-        self.ended = threading.Event()
-        self.child = EngineProcess(self._take, self.ended.set)
+        self.changed, self.ended = threading.Event(), threading.Event()
+        self.child = EngineProcess(self._take, self._end)
+
+    def run(self, until: Callable[[], bool]) -> None:
+        """Read until something is the case, which it is within 10 s."""
+        self.child.start()
+        while not until():
+            assert self.changed.wait(10)
+            self.changed.clear()
+        self.child.close()
 
     def _take(self, message: m.Message) -> None:
         assert isinstance(message, m.Notice)
         self.notices.append(message.text)
-        self.threads.add(threading.get_ident())
+        self.changed.set()
+
+    def _end(self) -> None:
+        self.ended.set()
+        self.changed.set()
 
 
-def no_reader(*_: object) -> None:
-    raise NotImplementedError
+def test_lines_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    process = Process(tmp_path, monkeypatch, "")
+    process.run(lambda: len(process.notices) == 2)
+    assert process.notices == ["one", "two"]
+    assert process.ended.is_set()
 
 
-@pytest.mark.parametrize("watching", [True, False])
-class TestChild:
-    """watching: whether the loop can watch pipes."""
+def test_an_invalid_message_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    process = Process(tmp_path, monkeypatch, r"nonsense\n")
+    process.run(process.ended.is_set)
+    assert process.notices == ["one", "two"]
+    assert "sent an invalid message" in str(process.child.dead)
 
-    def run(self, process: Process, watching: bool, until: Callable[[], bool]) -> None:
-        async def main() -> None:
-            loop = asyncio.get_running_loop()
-            if not watching:
-                loop.add_reader = no_reader  # type: ignore[assignment, method-assign]
-            process.child.start(loop)
-            async with asyncio.timeout(10):
-                while not until():
-                    await asyncio.sleep(0.01)
-            await asyncio.to_thread(process.child.close)
 
-        asyncio.run(main())
+def test_bytes_of_a_partial_line_count_as_activity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("specllama.client.child._SILENCE_SECONDS", 1.5)
+    drips = r"""["Notice",{"text":"' ; for i in 1 2 3 4 5; do printf x; sleep 0.5; done; printf '"}]\n"""
+    process = Process(tmp_path, monkeypatch, drips)
+    process.run(lambda: len(process.notices) == 3 or process.ended.is_set())
+    assert process.notices == ["one", "two", "x" * 5]
 
-    def test_lines_in_parts(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, watching: bool) -> None:
-        process = Process(tmp_path, monkeypatch, "")
-        self.run(process, watching, lambda: len(process.notices) == 2)
-        assert process.notices == ["one", "two"]
-        assert (process.threads == {threading.get_ident()}) is watching
-        assert process.ended.is_set()
 
-    def test_an_invalid_message_is_refused(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, watching: bool
-    ) -> None:
-        process = Process(tmp_path, monkeypatch, r"nonsense\n")
-        self.run(process, watching, process.ended.is_set)
-        assert process.notices == ["one", "two"]
-        assert "sent an invalid message" in str(process.child.dead)
-
-    def test_bytes_of_a_partial_line_count_as_activity(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, watching: bool
-    ) -> None:
-        monkeypatch.setattr("specllama.client.child._SILENCE_SECONDS", 1.5)
-        drips = r"""["Notice",{"text":"' ; for i in 1 2 3 4 5; do printf x; sleep 0.5; done; printf '"}]\n"""
-        process = Process(tmp_path, monkeypatch, drips)
-        self.run(process, watching, lambda: len(process.notices) == 3 or process.ended.is_set())
-        assert process.notices == ["one", "two", "x" * 5]
-
-    def test_a_signal_without_a_name(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, watching: bool
-    ) -> None:
-        process = Process(tmp_path, monkeypatch, r"""' ; echo secret >&2 ; kill -40 $$ ; printf '""")
-        self.run(process, watching, process.ended.is_set)
-        error = process.child.dead
-        assert error is not None
-        assert error.message == "the engine process was ended by signal 40"
-        assert "secret" in error.hint
+def test_a_signal_without_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    process = Process(tmp_path, monkeypatch, r"""' ; echo secret >&2 ; kill -40 $$ ; printf '""")
+    process.run(process.ended.is_set)
+    error = process.child.dead
+    assert error is not None
+    assert error.message == "the engine process was ended by signal 40"
+    assert "secret" in error.hint
 
 
 class Heard:
@@ -127,11 +112,11 @@ class Heard:
                 return heard + message.text
 
 
-class TestLoopClient:
+class TestClientOfALoop:
     REQUEST = generate(1, prompt="def f(", params={"max_tokens": 20, "ignore_eos": True, "seed": 1})
 
-    async def loaded(self, ended: Callable[[], None]) -> LoopClient:
-        client = LoopClient(None, lambda _: None, ended)
+    async def loaded(self, ended: Callable[[], None]) -> EngineClient:
+        client = EngineClient(None, None, ended, loop=asyncio.get_running_loop())
         await asyncio.to_thread(client.load, SETTINGS)
         return client
 
