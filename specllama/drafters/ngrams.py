@@ -49,18 +49,23 @@ class Index(ABC):
         """(position, length) of the candidate with the longest match before it; the first of equal ones,
         (0, 0) without any. among: some of the candidates, None for all.
         """
-        source, tokens, n = self.source, self.tokens, len(self.tokens)
-        best, length = 0, 0
+        ids, mask, oldest = self._compared
+        tokens, n, best, length = self.tokens, len(self.tokens), 0, 0
         for end in self.candidates() if among is None else among:
-            most = min(end, n, MAX_COMPARED)
-            if best and (length >= most or source[end - length - 1] != tokens[n - length - 1]):
+            most = min(end - oldest, n, MAX_COMPARED)
+            if best and (length >= most or ids[end - length - 1 & mask] != tokens[n - length - 1]):
                 continue  # cannot be longer than the best
             k = N_GRAM
-            while k < most and source[end - k - 1] == tokens[n - k - 1]:
+            while k < most and ids[end - k - 1 & mask] == tokens[n - k - 1]:
                 k += 1
             if k > length:
                 best, length = end, k
         return best, length
+
+    @property
+    def _compared(self) -> tuple[Sequence[int], int, int]:
+        """(Ids of the source, the mask that makes an index of a position, the first position)."""
+        return self.source, -1, 0
 
 
 class TokenIndex(Index):
@@ -153,11 +158,6 @@ class Ring(Sequence[int]):
         """Tokens that are not indexed yet."""
         return self._n_pending - self._n_indexed
 
-    @property
-    def n_bytes(self) -> int:
-        """Bytes of memory, pending texts not included."""
-        return self._ids.nbytes + self._earlier.nbytes + self._latest.nbytes
-
     def add(self, text: Sequence[int]) -> None:
         """Queue a text, or the end of it that fits into the ring; `index_pending` indexes it."""
         kept = array("i", text[-(self.size - 1) :])
@@ -238,21 +238,10 @@ class Ring(Sequence[int]):
             stored, previous = earlier[end - 1 & mask], distance
         return ends
 
-    def longest(self, tokens: Sequence[int], ends: Sequence[int]) -> tuple[int, int]:
-        """(position, length) of the longest match: before each position of `ends` are the last three of
-        `tokens`, and more of them may match. The first of equal ones; (0, 0) without any.
-        """
-        mask, ids, n, best, length = self._index_mask, self._read_ids, len(tokens), 0, 0
-        for end in ends:
-            most = min(n, MAX_COMPARED, self.size - (self.end - end))
-            if best and (length >= most or ids[end - length - 1 & mask] != tokens[n - length - 1]):
-                continue  # cannot be longer than the best
-            k = N_GRAM
-            while k < most and ids[end - k - 1 & mask] == tokens[n - k - 1]:
-                k += 1
-            if k > length:
-                best, length = end, k
-        return best, length
+    @property
+    def compared(self) -> tuple[Sequence[int], int, int]:
+        """See `Index`."""
+        return self._read_ids, self._index_mask, self.end - self.size
 
 
 class RingIndex(Index):
@@ -275,8 +264,9 @@ class RingIndex(Index):
             self._ends = self.source.ends(*tokens[-N_GRAM:]) if len(tokens) >= N_GRAM else []
         return self._ends
 
-    def longest(self, among: Sequence[int] | None = None) -> tuple[int, int]:
-        return self.source.longest(self.tokens, self.candidates() if among is None else among)
+    @property
+    def _compared(self) -> tuple[Sequence[int], int, int]:
+        return self.source.compared
 
 
 MAX_SCOPES = 32  # most recently used scopes whose rings are kept: 384 MiB at most
@@ -328,8 +318,3 @@ class RequestHistory:
         """Index so many tokens of one ring."""
         if (ring := self.pending) is not None:
             ring.index_pending(n_tokens)
-
-    @property
-    def n_bytes(self) -> int:
-        """Bytes of memory, pending texts not included."""
-        return sum(ring.n_bytes for ring in self._rings.values())

@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from specllama.client import protocol
 from specllama.client.tune_messages import Loading
@@ -28,24 +28,13 @@ from specllama.models.memory.plan import projector_device
 from specllama.regular_file import open_regular
 from specllama.worker.draft import gpus
 
-Send = Callable[[protocol.Message], None]
+if TYPE_CHECKING:
+    from specllama.llama.vision import VisionEncoder  # loads libmtmd
+
 Tokenize = Callable[[str, bool, bool], list[int]]  # from (text, add_special, parse_special)
 _MARKER = re.compile(r"<__media_[0-9a-f]{32}__>")
 _MOST_KEPT = 64 << 20  # bytes of rows of images that no prompt has
 SHOWN = "<__media__>"  # for a marker, in texts for users
-
-
-class Encoder(Protocol):
-    """The part of llama/vision.py that is used here, which documents it."""
-
-    key: bytes
-    mrope: bool
-
-    def pieces(self, width: int, height: int) -> list[list[int] | int]: ...
-
-    def encode(
-        self, rgb: bytes | memoryview, width: int, height: int, wanted: Callable[[], bool]
-    ) -> list[ImageEmbeddings]: ...
 
 
 class ImageEncoder:
@@ -53,7 +42,7 @@ class ImageEncoder:
     the encoder after each of them.
     """
 
-    def __init__(self, encoder: Encoder, wake: Callable[[], None]) -> None:
+    def __init__(self, encoder: VisionEncoder, wake: Callable[[], None]) -> None:
         self.encoder, self._wake = encoder, wake
         self._known: weakref.WeakValueDictionary[str, EncodedImage] = weakref.WeakValueDictionary()
         self._kept = dict[EncodedImage, int]()  # the last ones that were encoded, with their bytes
@@ -162,7 +151,7 @@ class PromptImages:
         if encoder is not None:
             self._ids = {image.marker: list(self._ids_of(image, encoder.encoder)) for image in images}
 
-    def _ids_of(self, image: protocol.Image, encoder: Encoder) -> Iterator[int]:
+    def _ids_of(self, image: protocol.Image, encoder: VisionEncoder) -> Iterator[int]:
         """The ids of an image, with those of the text that the model has around it."""
         n_parts = 0
         for piece in encoder.pieces(image.width, image.height):
@@ -225,7 +214,7 @@ def shown(text: str) -> str:
 # The projector of a load: checked before the models are loaded, and opened once the target is.
 
 
-def checked_projector(settings: LoadSettings, target: Header, send: Send) -> Projector | None:
+def checked_projector(settings: LoadSettings, target: Header, send: protocol.Send) -> Projector | None:
     """The projector of the settings, None without one, and for one that was looked for and cannot be used,
     which a notice says. Raises UsageError, IntegrityError and NotFoundError for one that was named.
     """
@@ -241,14 +230,14 @@ def checked_projector(settings: LoadSettings, target: Header, send: Send) -> Pro
 
 
 def open_encoder(
-    settings: LoadSettings, projector: Projector | None, model: LlamaModel, send: Send
-) -> Encoder | None:
+    settings: LoadSettings, projector: Projector | None, model: LlamaModel, send: protocol.Send
+) -> VisionEncoder | None:
     """The encoder of images, None without a projector, and for one that was looked for and cannot be opened,
     which a notice says. model: the target. Raises what VisionEncoder raises.
     """
     if projector is None:
         return None
-    from specllama.llama.vision import VisionEncoder  # loads libmtmd
+    from specllama.llama.vision import VisionEncoder
 
     t, device = settings.target, projector_device(settings, gpus())
     try:
@@ -277,7 +266,7 @@ def without_projector(settings: LoadSettings) -> LoadSettings:
     return replace(settings, mmproj="none", mmproj_found=False)
 
 
-def _leave_out(settings: LoadSettings, error: SpecllamaError, send: Send) -> None:
+def _leave_out(settings: LoadSettings, error: SpecllamaError, send: protocol.Send) -> None:
     """Note that a projector that was looked for is not used; raise the error of one that was named."""
     if not settings.mmproj_found:
         raise error.prefixed(f"{option('mmproj')}: ") from None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from specllama.client import protocol
 from specllama.clock import running_time
@@ -46,9 +47,12 @@ from specllama.worker.draft import (
     warm_up_drafts,
     warm_up_target,
 )
-from specllama.worker.images import Encoder, checked_projector, open_encoder, without_projector
+from specllama.worker.images import checked_projector, open_encoder, without_projector
 from specllama.worker.prefix_persister import model_files, prefix_key
 from specllama.worker.profile import ModelProfile, pair_key, target_key
+
+if TYPE_CHECKING:
+    from specllama.llama.vision import VisionEncoder
 
 MIN_ROLLBACK = 2  # recurrent states below which drafts are not worth their memory
 _SLOW_FLOPS, _SLOW_BYTES = 2e10, 1e9  # per second, on a very slow machine
@@ -80,7 +84,7 @@ class Loaded:
     head: LoadedHead | None = None
     history: RequestHistory | None = None
     corpus: RequestHistory | None = None
-    vision: Encoder | None = None
+    vision: VisionEncoder | None = None
     load_seconds: float = 0.0
     prefix_key: str = ""
     draft_prefix_key: str = ""

@@ -120,6 +120,7 @@ def _serve(pipes: _Pipes) -> None:
     """Handle messages as they arrive; between them step the engine while it has work to do."""
     compile_kernels(pipes.send)
     from specllama.worker.engine_core import EngineCore  # loads llama.cpp
+    from specllama.worker.intake import refusing
 
     core = pipes.core = EngineCore(pipes.send, post=pipes.inbox.put)
     threading.Thread(target=_send_heartbeats, args=(pipes, core), daemon=True).start()
@@ -145,7 +146,10 @@ def _serve(pipes: _Pipes) -> None:
 
             serve(message.message, pipes.send)  # until the process ends
         elif isinstance(message.message, Trim):
-            _trim(message.message, pipes)
+            from specllama.worker.trim import trim
+
+            with refusing(pipes.send, message.message):
+                pipes.send(trim(message.message, pipes.send))
         else:
             core.handle(message.message, message.size)
             if isinstance(message.message, protocol.Load):
@@ -171,16 +175,6 @@ def compile_kernels(send: protocol.Send) -> None:
     finally:
         done.set()
         thread.join()
-
-
-def _trim(message: Trim, pipes: _Pipes) -> None:
-    """Write a trimmed draft; the front ends the process afterwards."""
-    from specllama.worker.trim import trim
-
-    try:
-        pipes.send(trim(message, pipes.send))
-    except SpecllamaError as error:
-        pipes.send(protocol.Failed(error.to_dict()))
 
 
 def _send_heartbeats(pipes: _Pipes, core: EngineCore) -> None:

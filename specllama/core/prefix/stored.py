@@ -304,12 +304,6 @@ class StateCache:
             one.floor = self.chances.kept(kind)
         one.priority = self._priority(one)
 
-    def clear(self) -> None:
-        """Forget everything."""
-        for partial in list(self.partials()):
-            partial.state = None
-        self.texts = []
-
     def _evict(self, one: CachedSequence | PartialState) -> None:
         self.chances.evicted(one.priority)
         self.n_evicted += 1

@@ -105,6 +105,7 @@ def test_the_queue_of_pending_texts_is_bounded() -> None:
 @pytest.mark.parametrize("bits", [10, 20])
 def test_the_memory_of_a_ring_is_constant(bits: int) -> None:
     ring = Ring(bits)
-    before = ring.n_bytes
+    arrays = (ring._ids, ring._earlier, ring._latest)
     indexed(ring, *([i % 7, i % 5, i % 3, i] * 50 for i in range(40)))
-    assert ring.n_bytes == before == 8 * 2**bits + 4 * 2**20
+    assert all(a is b for a, b in zip(arrays, (ring._ids, ring._earlier, ring._latest), strict=True))
+    assert sum(array.nbytes for array in arrays) == 8 * 2**bits + 4 * 2**20
