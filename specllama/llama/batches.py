@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from specllama.core.interfaces import BatchRow, DecodeError
+from specllama.core.interfaces import BatchRow, DecodeError, NoRoomError
 from specllama.errors import EngineError, UsageError
 from specllama.gguf.parse import TYPE_BY_NAME, TYPE_NUMBERS, row_bytes
-from specllama.llama.library import ggml, llama
+from specllama.llama.library import ggml, llama, log
 
 CELLS_MULTIPLE = 256  # llama.cpp has a multiple of so many cells, but limits a batch by the number given
 MORE_THAN_STATES = 2  # what a rollback needs is computed at once: so many rows more than states
@@ -171,6 +171,15 @@ class EmbeddingBatch:
             seq_id=ctypes.cast(seq.ctypes.data, ctypes.POINTER(ints)),
             logits=output.ctypes.data_as(ctypes.POINTER(ctypes.c_int8)),
         )
+
+
+def run_decode(handle: Any, batch: TokenBatch | EmbeddingBatch, of: str = "") -> None:
+    """Decode a batch in a context. of: what it is of, for the error. Raises NoRoomError, DecodeError."""
+    result = llama.llama_decode(handle, batch.batch)
+    if result == 1:
+        raise NoRoomError
+    if result != 0:
+        raise DecodeError(f"llama_decode{of} returned {result}: {log.reason()}")
 
 
 # Returns the bare address: llama-cpp-python's own binding makes an object for each call. Waits for the

@@ -29,9 +29,10 @@ from specllama.llama.batches import (
     LogitRows,
     TokenBatch,
     further_rows,
+    run_decode,
 )
 from specllama.llama.cells import ImagePositions, order_cells
-from specllama.llama.library import llama, log
+from specllama.llama.library import llama
 from specllama.llama.model import LlamaModel, NativeContext, context_params
 
 # The sequences of a context that branches of drafts are decoded in.
@@ -292,12 +293,12 @@ class LlamaContext(NativeContext):
             self.features.before(n_returned)
         started = running_time()
         try:
-            self._decode()
+            run_decode(self.handle, self._batch)
         except NoRoomError:
             if len(batch) == n:
                 raise
             batch, n_returned = real, self._fill(real, n, shared)  # there is room for these, perhaps
-            self._decode()
+            run_decode(self.handle, self._batch)
         logits = self._logits.wait(n_returned)
         self.decode_seconds += running_time() - started
         self.n_decoded = len(batch)
@@ -307,14 +308,6 @@ class LlamaContext(NativeContext):
         if placed is not None:
             self._branches.decoded(placed)
         return logits
-
-    def _decode(self, batch: TokenBatch | EmbeddingBatch | None = None) -> None:
-        """Decode the batch, by default the one that was filled. Raises NoRoomError, DecodeError."""
-        result = llama.llama_decode(self.handle, (batch or self._batch).batch)
-        if result == 1:
-            raise NoRoomError
-        if result != 0:
-            raise DecodeError(f"llama_decode returned {result}: {log.reason()}")
 
     def decode_image(
         self, seq_id: int, first: int, image: ImageEmbeddings, output: bool
@@ -336,7 +329,7 @@ class LlamaContext(NativeContext):
                 batch = EmbeddingBatch(limits, specs, None, rows, at[..., i : i + self.n_batch])
                 if self.features is not None:
                     self.features.before(int(output and last))
-                self._decode(batch)
+                run_decode(self.handle, batch)
         except NoRoomError:
             self.truncate(seq_id, first)
             raise

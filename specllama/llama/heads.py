@@ -23,7 +23,7 @@ from specllama.core.interfaces import (
     NoRoomError,
 )
 from specllama.errors import ResourceError
-from specllama.llama.batches import FLOATS, DecodeLimits, EmbeddingBatch, get_logits
+from specllama.llama.batches import FLOATS, DecodeLimits, EmbeddingBatch, get_logits, run_decode
 from specllama.llama.context import LlamaContext
 from specllama.llama.library import ggml, llama, log
 from specllama.llama.model import LlamaModel, NativeContext, context_params
@@ -34,6 +34,7 @@ from specllama.llama.model import LlamaModel, NativeContext, context_params
 # without one of them heads cannot be used.
 
 
+_OF = " of the head"  # what was decoded, for errors
 _CONTEXT, _LAYER, _BOOL = ctypes.c_void_p, ctypes.c_uint32, ctypes.c_bool
 _FUNCTIONS: dict[str, tuple[str, Any, list[Any]]] = {
     "set_nextn": ("_Z26llama_set_embeddings_nextnP13llama_contextbb", None, [_CONTEXT, _BOOL, _BOOL]),
@@ -63,11 +64,6 @@ def rows_at(address: Any, n: int, width: int) -> NDArray[np.float32]:
     return np.ctypeslib.as_array(address, (n, width))
 
 
-def set_nextn(handle: Any) -> None:
-    """Let a context give out a row for each token of a decode, with an output or not."""
-    ext.set_nextn(handle, True, False)
-
-
 @dataclass(frozen=True, slots=True)
 class NoTarget:
     """In place of a target's context, for a head that uses nothing of it, with what a head needs of one."""
@@ -94,15 +90,6 @@ def head_params(model: LlamaModel, target: LlamaContext | NoTarget, n_ctx: int, 
     if nextn_layers:
         params.ctx_type = llama.LLAMA_CONTEXT_TYPE_MTP
     return params
-
-
-def _run(handle: Any, batch: EmbeddingBatch) -> None:
-    """Raises NoRoomError, DecodeError."""
-    result = llama.llama_decode(handle, batch.batch)
-    if result == 1:
-        raise NoRoomError
-    if result != 0:
-        raise DecodeError(f"llama_decode of the head returned {result}: {log.reason()}")
 
 
 class HeadContext(NativeContext):
@@ -209,7 +196,7 @@ class HeadContext(NativeContext):
         row_specs = [(row.pos, row.seq_id, row.output or every) for row in rows]
         hidden = np.array([row.hidden for row in rows], np.float32)
         batch = EmbeddingBatch(self._limits, row_specs, [row.token for row in rows], hidden)
-        _run(self.handle, batch)
+        run_decode(self.handle, batch, _OF)
         if not outputs:
             llama.llama_synchronize(self.handle)
             return np.zeros((0, self.n_vocab), np.float32), np.zeros((0, self._n_hidden), np.float32)
@@ -278,14 +265,14 @@ class BlockContext(NativeContext):
             self.n_batch, target.n_outputs_max, self.n_vocab, self.n_seq_max, width=n_features
         )
         if top_k:
-            set_nextn(self.handle)
+            ext.set_nextn(self.handle, True, False)  # a row for each token of a decode
         llama.llama_set_causal_attn(self.handle, causal)
 
     def inject(self, seq_id: int, first: int, features: Hidden) -> None:
         for at in range(0, len(features), self.n_batch):
             part = features[at : at + self.n_batch]
             row_specs = [(first + at + i, seq_id, False) for i in range(len(part))]
-            _run(self.handle, EmbeddingBatch(self._limits, row_specs, None, part))
+            run_decode(self.handle, EmbeddingBatch(self._limits, row_specs, None, part), _OF)
             llama.llama_synchronize(self.handle)
 
     def draft(self, last: Mapping[int, tuple[int, int]]) -> dict[int, DraftedBlock]:
@@ -300,7 +287,7 @@ class BlockContext(NativeContext):
         n, outputs = self._n_rows, not self._top_k
         row_specs = [(pos + i, seq, outputs) for seq, (_, pos) in last.items() for i in range(n)]
         tokens = [token if i == 0 else self._mask for token, _ in last.values() for i in range(n)]
-        _run(self.handle, EmbeddingBatch(self._limits, row_specs, tokens, None))
+        run_decode(self.handle, EmbeddingBatch(self._limits, row_specs, tokens, None), _OF)
         if self._top_k:
             width, address = self._n_embd, ext.get_nextn(self.handle)
         else:

@@ -43,10 +43,6 @@ _MAX_LINES = 8  # about broken files, of one reading of the directory
 Say = Callable[[str], None]
 
 
-def ignore_notice(text: str) -> None:
-    """Says nothing."""
-
-
 def default_directory() -> Path:
     """The folder of states, "prefixes" in the cache directory."""
     return cache_dir() / "prefixes"
@@ -140,7 +136,7 @@ class StateDirectory:
     newer: names of states of a newer version, which are not read.
     """
 
-    def __init__(self, path: Path, say: Say = ignore_notice) -> None:
+    def __init__(self, path: Path, say: Say = lambda _: None) -> None:
         self.path, self._say = path, say
         self._secret = b""
         self._said = 0

@@ -17,6 +17,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +26,7 @@ from numpy.typing import NDArray
 from specllama.clock import ended, running_time, wait_until
 from specllama.config.store import temporary
 from specllama.prefix_disk import state_file
-from specllama.prefix_disk.directory import Say, StateDirectory, StateLedger, ignore_notice, worth
+from specllama.prefix_disk.directory import Say, StateDirectory, StateLedger, worth
 from specllama.prefix_disk.index import StateIndex
 from specllama.prefix_disk.scopes import state_name
 from specllama.regular_file import open_regular
@@ -162,7 +163,7 @@ class DiskStore:
         key: str,
         *,
         model: str = "",
-        say: Say = ignore_notice,
+        say: Say = lambda _: None,
         write_rate: float = WRITE_RATE,
         queue_bytes: int = QUEUE_BYTES,
         reserve_bytes: int = RESERVE_BYTES,
@@ -303,21 +304,14 @@ class DiskStore:
         """Write what waits, as fast as the disk can, for at most `timeout_s`; False if some is left."""
         if self._thread is None:
             return True
-        self._set_hurry(True)
-
-        def done(seconds: float) -> bool:
-            with self._changed:
-                return self._changed.wait_for(lambda: not self._queue and not self._writing, seconds)
-
-        try:
-            return wait_until(done, timeout_s, self._clock)
-        finally:
-            self._set_hurry(False)
-
-    def _set_hurry(self, on: bool) -> None:
         with self._changed:
-            self._hurry = on
+            self._hurry = True
             self._changed.notify_all()
+            idle = partial(self._changed.wait_for, lambda: not self._queue and not self._writing)
+            try:
+                return wait_until(idle, timeout_s, self._clock)
+            finally:
+                self._hurry = False
 
     def close(self) -> None:
         """End the thread: what waits, and what is being written, is given up."""

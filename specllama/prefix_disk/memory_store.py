@@ -16,10 +16,11 @@ import threading
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from specllama import wire
-from specllama.clock import running_time, wait_until
+from specllama.clock import wait_until
 from specllama.config.store import write_whole
 from specllama.prefix_disk.directory import MEMORY, ListedFile, Say, StateDirectory
 from specllama.prefix_disk.scopes import SHARED, state_name
@@ -125,12 +126,8 @@ class MemoryStore:
         with self._changed:
             self._closing = True
             self._changed.notify_all()
-
-        def done(seconds: float) -> bool:
-            with self._changed:
-                return self._changed.wait_for(lambda: not self._waiting and not self._writing, seconds)
-
-        wait_until(done, seconds, running_time)
+            idle = partial(self._changed.wait_for, lambda: not self._waiting and not self._writing)
+            wait_until(idle, seconds)
 
     def _name(self, scope: str) -> str:
         name = state_name(self._key, scope, "memory", b"", self._directory.secret)

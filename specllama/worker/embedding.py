@@ -12,7 +12,6 @@ import contextlib
 import os
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,11 +20,10 @@ from specllama.client import protocol
 from specllama.client.model_info import EmbeddingInfo, LoadInfo
 from specllama.client.tune_messages import Calibrate, Calibrated
 from specllama.clock import running_time
-from specllama.config.load import LoadSettings
 from specllama.core.interfaces import DecodeError
 from specllama.errors import ContextLengthError, EngineError, Note, SpecllamaError, UsageError, option
 from specllama.gguf.architectures import computed_at_once, is_embedder, may_shorten, pooling_of
-from specllama.gguf.header import Header, read_model
+from specllama.gguf.header import read_model
 from specllama.heads.check import check_embedder
 from specllama.llama.embedding import MAX_TEXTS, EmbeddingContext, normalised, ranking_ids
 from specllama.llama.library import devices
@@ -98,20 +96,38 @@ class _EmbedRequest:
         )
 
 
-@dataclass(slots=True, kw_only=True)
 class EmbeddingEngine:
-    """To EngineCore the same as a LoadedEngine. n_together: most tokens of a decode of several texts."""
+    """To EngineCore the same as a LoadedEngine. Raises IntegrityError, ResourceError, UsageError."""
 
-    settings: LoadSettings
-    header: Header
-    model: LlamaModel
-    context: EmbeddingContext
-    info: EmbeddingInfo
-    send: protocol.Send
-    n_together: int
-    requests: deque[_EmbedRequest]
     loaded: None = None
     engine: None = None
+
+    def __init__(self, order: protocol.Load, send: protocol.Send) -> None:
+        started = running_time()
+        settings, self.send, self.requests = order.settings, send, deque[_EmbedRequest]()
+        wanted = settings.pooling or "auto"
+        self.header = header = checked_header(settings.target, lambda header: check_embedder(header, wanted))
+        pooling = pooling_of(header, wanted)
+        if order.yields and hasattr(os, "nice"):
+            os.nice(_NICENESS)
+        settings = on_gpus(settings, [d.name for d in devices() if d.gpu])
+        plan = plan_embedder(settings, header, available_memory(), gpus())
+        fitted = fitted_to(settings.target, plan.target.n_gpu_layers)
+        self.model = LlamaModel(fitted, reporter("target", send))
+        self.context = EmbeddingContext(self.model, plan.n_ctx, pooling, computed_at_once(header, pooling))
+        shortens = may_shorten(header) and pooling not in ("none", "rank")
+        self.info = EmbeddingInfo(pooling, self.context.n_values, shortens)
+        self._n_together = min(settings.target.n_ubatch, self.context.n_rows)  # tokens of several texts
+        self.context.embed([[max(0, self.model.bos_id)]])  # page faults and allocations
+        seconds = running_time() - started
+        described = LoadInfo(
+            **facts(settings.target.path, header, self.model, self.context, plan),
+            notes=tuple(map(Note, [*plan.warnings, *([_NO_DRAFT] if settings.draft is not None else [])])),
+            off_reason=writes_nothing(header.name, self.info),
+            load_seconds=seconds,
+            embedding=self.info,
+        )
+        self.ready = protocol.Ready(described)
 
     def handle(self, message: protocol.Message, _size: int = 0) -> None:
         if isinstance(message, protocol.Embed):
@@ -205,7 +221,7 @@ class EmbeddingEngine:
             if not ids:
                 chosen = [one for one in chosen if one[0] is not request]
                 continue
-            if chosen and n_rows + len(ids) > self.n_together:
+            if chosen and n_rows + len(ids) > self._n_together:
                 break
             n_rows += len(ids)
             chosen.append((request, *request.take()))
@@ -248,40 +264,3 @@ class EmbeddingEngine:
 def writes_nothing(name: str, info: EmbeddingInfo) -> str:
     """That an embedding model was asked for what only models that write texts do."""
     return f"{name} {'ranks documents' if info.ranks else 'makes vectors of texts'}, and writes none"
-
-
-def open_embedder(order: protocol.Load, send: protocol.Send) -> tuple[EmbeddingEngine, protocol.Ready]:
-    """Load an embedding model. Raises IntegrityError, ResourceError, UsageError."""
-    started = running_time()
-    settings = order.settings
-    wanted = settings.pooling or "auto"
-    header = checked_header(settings.target, lambda header: check_embedder(header, wanted))
-    pooling = pooling_of(header, wanted)
-    if order.yields and hasattr(os, "nice"):
-        os.nice(_NICENESS)
-    settings = on_gpus(settings, [d.name for d in devices() if d.gpu])
-    plan = plan_embedder(settings, header, available_memory(), gpus())
-    fitted = fitted_to(settings.target, plan.target.n_gpu_layers)
-    model = LlamaModel(fitted, reporter("target", send))
-    context = EmbeddingContext(model, plan.n_ctx, pooling, computed_at_once(header, pooling))
-    info = EmbeddingInfo(pooling, context.n_values, may_shorten(header) and pooling not in ("none", "rank"))
-    engine = EmbeddingEngine(
-        settings=settings,
-        header=header,
-        model=model,
-        context=context,
-        info=info,
-        send=send,
-        n_together=min(settings.target.n_ubatch, context.n_rows),
-        requests=deque(),
-    )
-    context.embed([[max(0, model.bos_id)]])  # page faults and allocations
-    seconds = running_time() - started
-    described = LoadInfo(
-        **facts(settings.target.path, header, model, context, plan),
-        notes=tuple(map(Note, [*plan.warnings, *([_NO_DRAFT] if settings.draft is not None else [])])),
-        off_reason=writes_nothing(header.name, info),
-        load_seconds=seconds,
-        embedding=info,
-    )
-    return engine, protocol.Ready(described)

@@ -9,7 +9,7 @@ import contextlib
 import re
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -35,7 +35,7 @@ from specllama.text.template_process import IsolatedTemplate, TemplateProcess
 from specllama.worker.conversations import detokenize
 from specllama.worker.corpus import Corpus
 from specllama.worker.drafting_gain import drafting_verdict, store_answers
-from specllama.worker.embedding import EmbeddingEngine, loads_embedder, open_embedder
+from specllama.worker.embedding import EmbeddingEngine, loads_embedder
 from specllama.worker.idle import ExactMode, IdleMeasurer
 from specllama.worker.images import ImageEncoder
 from specllama.worker.intake import RequestIntake, SequenceOutput, refusing
@@ -53,31 +53,67 @@ _MEMORY_SECONDS = 1.0  # at most, for writing texts at the end
 _INDEXED_WHEN_IDLE = 16384  # tokens of earlier texts at a time, in 4 ms
 
 
-@dataclass(slots=True, kw_only=True)
 class LoadedEngine:
-    """A loaded pair and its engine.
+    """A loaded pair and its engine. send, post: as in EngineCore. Raises what `load` raises, and UsageError for a
+    width of exact decodes that does not fit.
 
-    running: the generations; the intake adds to them. persister: prompts on disk, None where none are kept;
-    memory: texts on disk, likewise. corpus: files to draft from, None without any.
-    tuner: while the engine is tuned. held: requests, with the bytes of their messages, that wait until it is
-    decided how to be exact.
+    ready: its description for the front. running: the generations; the intake adds to them. persister: prompts
+    on disk, None where none are kept; memory: texts on disk, likewise. corpus: files to draft from, None
+    without any. tuner: while the engine is tuned. held: requests, with the bytes of their messages, that wait
+    until it is decided how to be exact.
     """
 
-    loaded: Loaded
-    engine: Engine
-    running: list[SequenceOutput]
-    intake: RequestIntake
-    idle: IdleMeasurer
-    exact: ExactMode
-    slot_actions: SlotActions
-    send: protocol.Send
-    persister: PrefixPersister | None = None
-    memory: MemoryStore | None = None
-    corpus: Corpus | None = None
-    tuner: Tuner | None = None
-    held: list[tuple[protocol.Generate, int]] = field(default_factory=list)
-    _step_seconds: float = 0.0
-    _reported: float = 0.0
+    def __init__(
+        self,
+        order: protocol.Load,
+        send: protocol.Send,
+        store: Store,
+        post: Callable[[Callable[[], None]], None] | None,
+    ) -> None:
+        process = TemplateProcess()  # it starts while the models are loaded
+        try:
+            self.loaded = loaded = load(order.settings, send, store, order.open_draft, order.reserved)
+        except BaseException:
+            process.close()
+            raise
+        settings, self.send, self.engine = loaded.settings, send, _engine(loaded)
+        self.idle = IdleMeasurer(loaded, self.engine, order.measure_when_idle)
+        wake = partial(post, lambda: None) if post is not None else lambda: None
+        encoder = ImageEncoder(loaded.vision, wake) if loaded.vision is not None else None
+        prompts = Prompts(loaded, process, encoder)
+        self.persister = _prefix_persister(loaded, self.engine.scheduler.store, send)
+        self.memory: MemoryStore | None = None
+        if self.persister is not None and loaded.history is not None and loaded.memory_key:
+            name, say = loaded.header.name, _notice(send)
+            self.memory = MemoryStore(default_directory(), loaded.memory_key, name, say)
+            loaded.history.load = self.memory.load
+        self.corpus: Corpus | None = None
+        if loaded.corpus is not None:
+            paths, say = settings.memory_from, _notice(send)
+            tokenize = partial(loaded.model.tokenize, add_special=False, parse_special=False)
+            self.corpus = Corpus(paths, loaded.corpus, tokenize, say)
+            if not order.measure_when_idle:  # it is asked at once, and only then
+                self.corpus.read(_CORPUS_SECONDS)
+        self.idle.apply()
+        self.exact = ExactMode(loaded, self.engine, self.idle)
+        self.running, self.held = list[SequenceOutput](), list[tuple[protocol.Generate, int]]()
+        of_requests = self.running, send, post, self.persister, self.memory
+        self.intake = RequestIntake(loaded, self.engine, prompts, *of_requests)
+        self.slot_actions = SlotActions(loaded, self.engine, send)
+        self.tuner: Tuner | None = None
+        self._step_seconds = self._reported = 0.0
+        notes = template_notes(loaded.model, prompts.template) if prompts.works else []
+        if settings.memory_from and self.corpus is None:
+            notes.append(Note(f"{option('memory_from')} is not read: the drafter copy is off"))
+        if prompts.problem is not None:
+            notes = [warning(f"{prompts.problem.message}; {option('raw')} works without it")]
+        if settings.exact:
+            self.exact.decide()
+            notes += self.exact.notes
+        else:
+            self.exact.hold_widths()
+        notes += self.idle.notes()
+        self.ready = protocol.Ready(load_info(loaded, prompts.works, notes, prompts.calls))
 
     def handle(self, message: protocol.Message, size: int = 0) -> None:
         """Handle a message from the front. size: its bytes. Raises SpecllamaError."""
@@ -351,72 +387,9 @@ def template_notes(model: LlamaModel, template: IsolatedTemplate) -> list[Note]:
     ]
 
 
-# Opens an engine: loads a pair, and makes of it what accepts, decodes, measures and keeps.
-
-
 _CORPUS_SECONDS = 20.0  # at most, for reading a corpus at the start
 _OFFLOAD_SHARE = 0.25  # of the free memory that one offloaded idle cache may occupy
 _CACHE_SHARE = 0.25  # of what is free after the load, for all prefix states
-
-
-def open_engine(
-    order: protocol.Load,
-    send: protocol.Send,
-    store: Store,
-    post: Callable[[Callable[[], None]], None] | None,
-) -> tuple[LoadedEngine, protocol.Ready]:
-    """The engine, and its description for the front. send, post: as in EngineCore. Raises what `load` raises,
-    and UsageError for a width of exact decodes that does not fit.
-    """
-    process = TemplateProcess()  # it starts while the models are loaded
-    try:
-        loaded = load(order.settings, send, store, order.open_draft, order.reserved)
-    except BaseException:
-        process.close()
-        raise
-    settings, engine = loaded.settings, _engine(loaded)
-    idle = IdleMeasurer(loaded, engine, order.measure_when_idle)
-    wake = partial(post, lambda: None) if post is not None else lambda: None
-    encoder = ImageEncoder(loaded.vision, wake) if loaded.vision is not None else None
-    prompts = Prompts(loaded, process, encoder)
-    persister, running = _prefix_persister(loaded, engine.scheduler.store, send), list[SequenceOutput]()
-    memory = None
-    if persister is not None and loaded.history is not None and loaded.memory_key:
-        name, say = loaded.header.name, _notice(send)
-        memory = MemoryStore(default_directory(), loaded.memory_key, name, say)
-        loaded.history.load = memory.load
-    corpus = None
-    if loaded.corpus is not None:
-        paths, say = settings.memory_from, _notice(send)
-        corpus = Corpus(paths, loaded.corpus, lambda text: loaded.model.tokenize(text, False, False), say)
-        if not order.measure_when_idle:  # it is asked at once, and only then
-            corpus.read(_CORPUS_SECONDS)
-    idle.apply()
-    exact = ExactMode(loaded, engine, idle)
-    opened = LoadedEngine(
-        loaded=loaded,
-        engine=engine,
-        running=running,
-        intake=RequestIntake(loaded, engine, prompts, running, send, post, persister, memory),
-        idle=idle,
-        exact=exact,
-        slot_actions=SlotActions(loaded, engine, send),
-        send=send,
-        persister=persister,
-        memory=memory,
-        corpus=corpus,
-    )
-    notes = template_notes(loaded.model, prompts.template) if prompts.works else []
-    if settings.memory_from and corpus is None:
-        notes.append(Note(f"{option('memory_from')} is not read: the drafter copy is off"))
-    if prompts.problem is not None:
-        notes = [warning(f"{prompts.problem.message}; {option('raw')} works without it")]
-    if settings.exact:
-        exact.decide()
-        notes += exact.notes
-    else:
-        exact.hold_widths()
-    return opened, protocol.Ready(load_info(loaded, prompts.works, [*notes, *idle.notes()], prompts.calls))
 
 
 def _engine(loaded: Loaded) -> Engine:
@@ -511,12 +484,11 @@ class EngineCore:
             if self.loaded_engine is not None:
                 raise EngineError("this engine process has loaded its models already")
             # Without `_working`: a load reports its progress, and has no time limit.
-            ready: protocol.Ready
             if loads_embedder(message):
-                self.loaded_engine, ready = open_embedder(message, self.send)
+                self.loaded_engine = EmbeddingEngine(message, self.send)
             else:
-                self.loaded_engine, ready = open_engine(message, self.send, self.store, self._post)
-            self.send(ready)
+                self.loaded_engine = LoadedEngine(message, self.send, self.store, self._post)
+            self.send(self.loaded_engine.ready)
 
     def _handle(self, message: protocol.Message, size: int) -> None:
         if isinstance(message, tune_messages.Inspect):
