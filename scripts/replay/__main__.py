@@ -294,7 +294,7 @@ def loaded_pair(arguments: argparse.Namespace) -> Loaded:
     """Target and draft. Raises SpecllamaError."""
     from specllama.config.load import LoadSettings, ModelSettings
     from specllama.config.store import Store
-    from specllama.worker.loader import load as load_pair
+    from specllama.worker.loader import Loaded
 
     n_ctx = arguments.ctx
     target, draft = (
@@ -305,7 +305,7 @@ def loaded_pair(arguments: argparse.Namespace) -> Loaded:
     )
     with tempfile.TemporaryDirectory() as folder:
         notices: list[str] = []
-        pair = load_pair(settings, partial(_add_notice, notices), Store(Path(folder)))
+        pair = Loaded(settings, partial(_add_notice, notices), Store(Path(folder)))
     if pair.draft is None and (pair.head is None or pair.head.settings.path != draft.path):
         raise UsageError("; ".join(notices) or pair.off_reason)
     return pair

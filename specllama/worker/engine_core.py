@@ -40,7 +40,7 @@ from specllama.worker.idle import ExactMode, IdleMeasurer
 from specllama.worker.images import ImageEncoder
 from specllama.worker.intake import RequestIntake, SequenceOutput, refusing
 from specllama.worker.load_info import inspect_build, load_info
-from specllama.worker.loader import Loaded, load, slow_seconds
+from specllama.worker.loader import Loaded, slow_seconds
 from specllama.worker.prefix_persister import PrefixPersister
 from specllama.worker.prompts import Prompts
 from specllama.worker.slot_actions import SlotActions, slots
@@ -54,7 +54,7 @@ _INDEXED_WHEN_IDLE = 16384  # tokens of earlier texts at a time, in 4 ms
 
 
 class LoadedEngine:
-    """A loaded pair and its engine. send, post: as in EngineCore. Raises what `load` raises, and UsageError for a
+    """A loaded pair and its engine. send, post: as in EngineCore. Raises what `Loaded` raises, and UsageError for a
     width of exact decodes that does not fit.
 
     ready: its description for the front. running: the generations; the intake adds to them. persister: prompts
@@ -72,7 +72,7 @@ class LoadedEngine:
     ) -> None:
         process = TemplateProcess()  # it starts while the models are loaded
         try:
-            self.loaded = loaded = load(order.settings, send, store, order.open_draft, order.reserved)
+            self.loaded = loaded = Loaded(order.settings, send, store, order.open_draft, order.reserved)
         except BaseException:
             process.close()
             raise

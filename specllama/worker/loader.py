@@ -5,9 +5,8 @@ llama.cpp opens no file before its header has passed the check.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 from specllama.client import protocol
 from specllama.clock import running_time
@@ -51,16 +50,14 @@ from specllama.worker.images import checked_projector, open_encoder, without_pro
 from specllama.worker.prefix_persister import model_files, prefix_key
 from specllama.worker.profile import ModelProfile, pair_key, target_key
 
-if TYPE_CHECKING:
-    from specllama.llama.vision import VisionEncoder
-
 MIN_ROLLBACK = 2  # recurrent states below which drafts are not worth their memory
 _SLOW_FLOPS, _SLOW_BYTES = 2e10, 1e9  # per second, on a very slow machine
 
 
-@dataclass(slots=True)
 class Loaded:
-    """The result of a load.
+    """A loaded target with its drafts. send: receives Loading and Notice messages. open_draft, reserved: see
+    protocol.Load. Raises IntegrityError, IncompatiblePairError, ResourceError, UsageError, NotFoundError,
+    NetworkError.
 
     drafters: in the order in which they draft. off_reason: why nothing drafts, "" if something does.
     verdicts: on the draft model and on the head. draft: a draft model. head: in a file of its own or inside
@@ -70,25 +67,82 @@ class Loaded:
     for none.
     """
 
-    settings: LoadSettings
-    header: Header
-    model: LlamaModel
-    context: LlamaContext
-    plan: memory.MemoryPlan
-    drafters: list[Drafter]
-    grammars: Grammars
-    profile: ModelProfile
-    off_reason: str
-    verdicts: tuple[PairVerdict | HeadVerdict, ...] = ()
-    draft: LoadedDraft | None = None
-    head: LoadedHead | None = None
-    history: RequestHistory | None = None
-    corpus: RequestHistory | None = None
-    vision: VisionEncoder | None = None
-    load_seconds: float = 0.0
-    prefix_key: str = ""
-    draft_prefix_key: str = ""
-    memory_key: str = ""
+    def __init__(
+        self,
+        settings: LoadSettings,
+        send: protocol.Send,
+        store: Store,
+        open_draft: bool = True,
+        reserved: int = 0,
+    ) -> None:
+        started = running_time()
+        self.header = header = checked_header(settings.target)
+        checked = checked_drafts(settings, header, send)
+        if settings.rpc:
+            from specllama.worker.rpc import attach
+
+            settings = attach(settings, send)
+        settings = memory.on_gpus(settings, [d.name for d in devices() if d.gpu])
+        projector = checked_projector(settings, header, send)
+        plan, checked, n_rs_seq, projector = _planned(settings, header, checked, projector, send, reserved)
+        if projector is not None and (raised := memory.with_images(settings, projector)) is not settings:
+            rows = f"{option('n_ubatch')} is {raised.target.n_ubatch}: as many rows has an image"
+            send(protocol.Notice(rows))
+            settings = raised
+        fitted = fitted_to(settings.target, plan.target.n_gpu_layers)
+        fitted = replace(fitted, swa_full=keeps_all_cells(settings, checked.head is not None))
+        files = _model_files(settings, header, fitted)
+        with_head = checked.own_head is not None
+        self.model = model = LlamaModel(fitted, reporter("target", send), with_head=with_head)
+        self.vision = open_encoder(settings, projector, model, send)
+        if self.vision is None:
+            settings = without_projector(settings)
+        n_outputs, n_spare = memory.rows_of_logits(settings), memory.spare_cells(settings)
+        rotates = self.vision is not None and self.vision.mrope  # branches would take positions of their own
+        n_branches = 0 if checked.reads_target or rotates else memory.branch_sequences(settings)
+        size = plan.n_ctx, settings.n_slots, n_outputs, n_rs_seq, n_spare, n_branches
+        self.context = context = LlamaContext(model, *size)
+        self.settings, self.plan, self.verdicts = settings, plan, checked.verdicts
+        self.draft: LoadedDraft | None = None
+        self.head: LoadedHead | None = None
+        problems = list[str]()
+        if checked.head is not None and open_draft:
+            self.head, problem = open_head(settings, checked.head.head, header, context, plan, send)
+            problems.append(problem)
+        draft_files: tuple[FileIdentity, ...] = ()
+        if checked.model is not None and settings.draft is not None and open_draft:
+            draft_files = _model_files(settings, checked.model, settings.draft)
+            pair = checked.model, header, model, checked.overlap
+            self.draft, problem = open_model(settings, *pair, plan, send)
+            problems.append(problem)
+        draft, head = self.draft, self.head
+        history = RequestHistory() if settings.memory else None
+        corpus = RequestHistory(BITS) if settings.memory_from and settings.copies else None
+        self.drafters = _drafters(settings, model, draft, head, history, corpus)
+        self.history = history if any(drafter.remembers for drafter in self.drafters) else None
+        self.corpus = corpus if self.drafters else None
+        self.grammars = Grammars(model)
+        problem = "; ".join(filter(None, problems))
+        self.off_reason = "" if self.drafters else _off_reason(settings, problem)
+        drafting, second = draft or head, head.head if draft is not None and head is not None else None
+        key = pair_key(drafting.key if drafting is not None else None, self.drafters, second)
+        self.profile = ModelProfile(
+            store,
+            target_key(header, fitted, context),
+            key,
+            settings.calibrate,
+            running_time,
+            kernels=KERNELS.level or "",
+            on_device=bool(plan.target.n_gpu_layers or settings.rpc),
+        )
+        self.prefix_key = prefix_key(header, context, files, settings)
+        self.draft_prefix_key = prefix_key(draft.header, draft.context, draft_files, settings) if draft else ""
+        self.memory_key = model_key(files, {}, {}) if files else ""
+        token, others = max(0, model.bos_id), OtherWork(self.n_working)
+        warm_up_target(context, token, self.profile, running_time, others)
+        if settings.draft_max is None:
+            warm_up_drafts(self.profile, self.drafters, draft, head, running_time)
+        self.load_seconds = running_time() - started
 
     @property
     def n_working(self) -> int:
@@ -148,92 +202,6 @@ class Loaded:
 def slow_seconds(header: Header, n_rows: int) -> float:
     """Seconds of a decode of so many rows on a very slow machine."""
     return 2 * header.n_params * n_rows / _SLOW_FLOPS + header.weight_bytes / _SLOW_BYTES
-
-
-def load(
-    settings: LoadSettings,
-    send: protocol.Send,
-    store: Store,
-    open_draft: bool = True,
-    reserved: int = 0,
-) -> Loaded:
-    """Load target and drafts. Raises IntegrityError, IncompatiblePairError, ResourceError, UsageError,
-    NotFoundError, NetworkError.
-
-    send: receives Loading and Notice messages. open_draft, reserved: see protocol.Load.
-    """
-    started = running_time()
-    header = checked_header(settings.target)
-    checked = checked_drafts(settings, header, send)
-    if settings.rpc:
-        from specllama.worker.rpc import attach
-
-        settings = attach(settings, send)
-    settings = memory.on_gpus(settings, [d.name for d in devices() if d.gpu])
-    projector = checked_projector(settings, header, send)
-    plan, checked, n_rs_seq, projector = _planned(settings, header, checked, projector, send, reserved)
-    if projector is not None and (raised := memory.with_images(settings, projector)) is not settings:
-        send(protocol.Notice(f"{option('n_ubatch')} is {raised.target.n_ubatch}: as many rows has an image"))
-        settings = raised
-    fitted = fitted_to(settings.target, plan.target.n_gpu_layers)
-    fitted = replace(fitted, swa_full=keeps_all_cells(settings, checked.head is not None))
-    files = _model_files(settings, header, fitted)
-    model = LlamaModel(fitted, reporter("target", send), with_head=checked.own_head is not None)
-    vision = open_encoder(settings, projector, model, send)
-    if vision is None:
-        settings = without_projector(settings)
-    n_outputs, n_spare = memory.rows_of_logits(settings), memory.spare_cells(settings)
-    rotates = vision is not None and vision.mrope  # branches would take positions of their own
-    n_branches = 0 if checked.reads_target or rotates else memory.branch_sequences(settings)
-    context = LlamaContext(model, plan.n_ctx, settings.n_slots, n_outputs, n_rs_seq, n_spare, n_branches)
-    draft, head, problems = None, None, list[str]()
-    if checked.head is not None and open_draft:
-        head, problem = open_head(settings, checked.head.head, header, context, plan, send)
-        problems.append(problem)
-    draft_files: tuple[FileIdentity, ...] = ()
-    if checked.model is not None and settings.draft is not None and open_draft:
-        draft_files = _model_files(settings, checked.model, settings.draft)
-        draft, problem = open_model(settings, checked.model, header, model, checked.overlap, plan, send)
-        problems.append(problem)
-    history = RequestHistory() if settings.memory else None
-    corpus = RequestHistory(BITS) if settings.memory_from and settings.copies else None
-    drafters = _drafters(settings, model, draft, head, history, corpus)
-    if not any(drafter.remembers for drafter in drafters):
-        history = None
-    clock = running_time
-    key = target_key(header, fitted, context)
-    drafting, second = draft or head, head.head if draft is not None and head is not None else None
-    pair = pair_key(drafting.key if drafting is not None else None, drafters, second)
-    on_processor = not plan.target.n_gpu_layers and not settings.rpc
-    kernels = KERNELS.level or ""
-    profile = ModelProfile(
-        store, key, pair, settings.calibrate, clock, kernels=kernels, on_device=not on_processor
-    )
-    loaded = Loaded(
-        settings,
-        header,
-        model,
-        context,
-        plan,
-        drafters,
-        Grammars(model),
-        profile,
-        "" if drafters else _off_reason(settings, "; ".join(filter(None, problems))),
-        checked.verdicts,
-        draft,
-        head,
-        history,
-        corpus=corpus if drafters else None,
-        vision=vision,
-        prefix_key=prefix_key(header, context, files, settings),
-        draft_prefix_key=prefix_key(draft.header, draft.context, draft_files, settings) if draft else "",
-        memory_key=model_key(files, {}, {}) if files else "",
-    )
-    warm_up_target(context, max(0, model.bos_id), profile, clock, OtherWork(loaded.n_working))
-    if settings.draft_max is None:
-        warm_up_drafts(profile, drafters, draft, head, clock)
-    loaded.load_seconds = running_time() - started
-    return loaded
 
 
 def _model_files(settings: LoadSettings, header: Header, own: ModelSettings) -> tuple[FileIdentity, ...]:

@@ -21,7 +21,7 @@ from specllama.heads import read_head
 from specllama.llama.heads import BlockContext
 from specllama.models.memory.plan import plan_load
 from specllama.worker.draft import LoadedHead
-from specllama.worker.loader import load
+from specllama.worker.loader import Loaded
 from tests.support import tinygguf, tinyheads, tinymtp
 from tests.support.front import Front
 from tests.support.generations import generate
@@ -238,7 +238,7 @@ def test_layers_are_left_out_before_the_head_is(
     needed = plan_load(settings, header, replace(head, n_chained=room_for), 1 << 40, ()).host
     monkeypatch.setattr("specllama.worker.loader.available_memory", lambda: needed)
     sent: list[m.Message] = []
-    loaded = load(settings, sent.append, Store(tmp_path / "store"))
+    loaded = Loaded(settings, sent.append, Store(tmp_path / "store"))
     try:
         assert isinstance(loaded.head, LoadedHead)
         assert 1 + len(loaded.head.context.following) == n_contexts

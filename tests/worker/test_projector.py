@@ -14,7 +14,6 @@ from specllama.config.store import Store
 from specllama.errors import GGUFError, IntegrityError, ResourceError, UsageError
 from specllama.gguf.header import read_header
 from specllama.models.memory.plan import plan_load
-from specllama.worker import loader
 from specllama.worker.load_info import _settings_notes
 from specllama.worker.loader import Loaded
 from tests.support import tiny_mmproj, tinygguf
@@ -40,7 +39,7 @@ def load(tmp_path: Path, notices: list[str]) -> Iterator[Load]:
         def send(message: m.Message) -> None:
             notices.extend([message.text] if isinstance(message, m.Notice) else [])
 
-        made.append(loader.load(settings, send, Store(tmp_path / "store")))
+        made.append(Loaded(settings, send, Store(tmp_path / "store")))
         return made[-1]
 
     yield load_it
