@@ -139,9 +139,9 @@ def _about(known: Library, model: installed.InstalledModel, header: Header | Non
         "path": str(model.files[0].link),
         "files": [file.path for file in model.files],
         "mmproj": str(model.projector.link) if model.projector else None,
-        "missing": list(model.missing),
+        "missing": list(model.model.missing),
         "bytes": model.n_bytes,
-        "quant": header.quant if header else model.quant,
+        "quant": header.quant if header else model.model.quant,
         "params": header.n_params if header else None,
         "n_ctx_train": header.n_ctx_train if header else None,
         "licence": licence_of(entry, header),
@@ -195,9 +195,9 @@ def _disk_lines(
     rows = []
     for model, header, fits in there:
         name = model.name + (f" ({model.alias})" if model.alias else "")
-        state = "incomplete" if model.missing else printable(licence_of(model.entry, header))
-        shown = (None, Fit()) if model.missing else (header, fits)
-        rows.append(_disk_row(name, model.n_bytes, model.quant, *shown, state))
+        state = "incomplete" if model.model.missing else printable(licence_of(model.entry, header))
+        shown = (None, Fit()) if model.model.missing else (header, fits)
+        rows.append(_disk_row(name, model.n_bytes, model.model.quant, *shown, state))
         if model.projector:
             rows.append(_projector_row(model.projector.link))
     head = ("name", "size", "quant", "context", "fits here", "licence")

@@ -334,7 +334,7 @@ def _drafts(known: Library, target: ResolvedModel, header: Header) -> Iterator[D
 def _candidates(known: Library, target: ResolvedModel) -> Iterator[tuple[str, str]]:
     """Names and paths of other models on this disk."""
     for model in installed_models(known):
-        if not model.missing:
+        if not model.model.missing:
             yield model.name, str(model.files[0].link)
     if target.path:
         folder = os.path.dirname(os.path.abspath(target.path))

@@ -63,11 +63,6 @@ class LlamaLog:
 log = LlamaLog()
 
 
-def show_log(verbose: bool) -> None:
-    """Write llama.cpp's log to stderr from now on, or stop writing it."""
-    log.verbose = verbose
-
-
 _CMAKE_ARGS = 'CMAKE_ARGS="-DGGML_RPC=ON -DGGML_RPC_RDMA=OFF"'
 
 

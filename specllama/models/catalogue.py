@@ -168,14 +168,14 @@ def _own(library: Library) -> Iterator[CatalogueModel]:
 
 def _installed(library: Library) -> Iterator[CatalogueModel]:
     for model in installed_models(library):
-        if model.missing:
+        if model.model.missing:
             continue
         path = str(model.files[0].link)
         names = [f"hf:{model.name}", PurePath(path).name.removesuffix(".gguf")]
         entry = model.entry
         own = (entry.name, *entry.aliases) if entry is not None else ()
-        if entry is not None and model.name == f"{model.repo}:{model.quant}":
-            names += [f"{name}:{model.quant}" for name in own]
+        if entry is not None and model.name == f"{model.repo}:{model.model.quant}":
+            names += [f"{name}:{model.model.quant}" for name in own]
         if entry is not None and model.alias == entry.short_name:
             names += own
         if model.usual:

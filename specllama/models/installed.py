@@ -35,15 +35,6 @@ class InstalledModel(StoredModel):
     alias: str = ""
     usual: bool = False
 
-    @property
-    def quant(self) -> str:
-        return self.model.quant
-
-    @property
-    def missing(self) -> tuple[str, ...]:
-        """The paths of the parts that are not on disk."""
-        return self.model.missing
-
 
 @dataclass(frozen=True, slots=True)
 class UnfinishedDownload:

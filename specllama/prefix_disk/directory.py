@@ -108,13 +108,9 @@ class StateLedger:
         self.inflation = max(self.inflation, priority)
         self.states.pop(name, None)
 
-    def to_json(self) -> str:
-        """For index.json."""
-        return wire.to_json(self)
-
     @classmethod
     def from_file(cls, path: Path) -> StateLedger:
-        """The inverse of `to_json`. Raises OSError, ValueError."""
+        """Raises OSError, ValueError."""
         ledger = wire.from_file(cls, path, _MAX_BYTES)
         numbers = [ledger.inflation, ledger.load_rate, *(x for use in ledger.states.values() for x in use)]
         if not all(0 <= x < _MAX_NUMBER for x in numbers):
@@ -293,7 +289,7 @@ class StateDirectory:
 
     def write_ledger(self, ledger: StateLedger) -> None:
         """Write index.json, with the lock. Raises OSError."""
-        write_whole(self.path / "index.json", ledger.to_json(), 0o600)
+        write_whole(self.path / "index.json", wire.to_json(ledger), 0o600)
 
 
 def _read_secret(file: Path) -> bytes:

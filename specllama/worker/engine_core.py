@@ -23,7 +23,7 @@ from specllama.core.interfaces import CachingDrafter, DecodeError
 from specllama.core.prefix.store import PrefixStore
 from specllama.core.stats import RunStats
 from specllama.errors import EngineError, Note, SpecllamaError, UsageError, option, warning
-from specllama.llama.library import show_log
+from specllama.llama.library import log
 from specllama.llama.model import LlamaModel
 from specllama.models.memory.available import available_memory
 from specllama.prefix_disk.directory import StateDirectory, automatic_budget, default_directory
@@ -480,7 +480,7 @@ class EngineCore:
                 with self._working():
                     self._handle(message, size)
                 return
-            show_log(message.verbose)
+            log.verbose = message.verbose
             if self.loaded_engine is not None:
                 raise EngineError("this engine process has loaded its models already")
             # Without `_working`: a load reports its progress, and has no time limit.

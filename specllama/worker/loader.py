@@ -118,7 +118,7 @@ class Loaded:
         draft, head = self.draft, self.head
         history = RequestHistory() if settings.memory else None
         corpus = RequestHistory(BITS) if settings.memory_from and settings.copies else None
-        self.drafters = _drafters(settings, model, draft, head, history, corpus)
+        self.drafters = self._made_drafters(history, corpus)
         self.history = history if any(drafter.remembers for drafter in self.drafters) else None
         self.corpus = corpus if self.drafters else None
         self.grammars = Grammars(model)
@@ -136,13 +136,35 @@ class Loaded:
             on_device=bool(plan.target.n_gpu_layers or settings.rpc),
         )
         self.prefix_key = prefix_key(header, context, files, settings)
-        self.draft_prefix_key = prefix_key(draft.header, draft.context, draft_files, settings) if draft else ""
+        self.draft_prefix_key = ""
+        if draft is not None:
+            self.draft_prefix_key = prefix_key(draft.header, draft.context, draft_files, settings)
         self.memory_key = model_key(files, {}, {}) if files else ""
         token, others = max(0, model.bos_id), OtherWork(self.n_working)
         warm_up_target(context, token, self.profile, running_time, others)
         if settings.draft_max is None:
             warm_up_drafts(self.profile, self.drafters, draft, head, running_time)
         self.load_seconds = running_time() - started
+
+    def _made_drafters(self, history: RequestHistory | None, corpus: RequestHistory | None) -> list[Drafter]:
+        """The drafters that the settings name, without those that cannot be used."""
+        settings, model, draft, head = self.settings, self.model, self.draft, self.head
+        if settings.draft_max == 0:
+            return []
+        inputs = DrafterInputs(
+            model.n_vocab,
+            model.end_ids,
+            draft_context=draft.context if draft is not None else None,
+            translation=draft.translation if draft is not None else None,
+            head=head.drafting if head is not None else None,
+            confident=settings.draft_max is None or settings.draft_p_min > 0,
+            history=history,
+            corpus=corpus,
+        )
+        made = make_drafters(settings.drafters, inputs)
+        if head is not None:
+            head.features.reader = next((d for d in made if d.reads_features), None)
+        return made
 
     @property
     def n_working(self) -> int:
@@ -259,31 +281,3 @@ def _planned(
                 projector, n_rs_seq = None, memory.rollback(settings)
             else:
                 raise
-
-
-def _drafters(
-    settings: LoadSettings,
-    model: LlamaModel,
-    draft: LoadedDraft | None,
-    head: LoadedHead | None,
-    history: RequestHistory | None,
-    corpus: RequestHistory | None,
-) -> list[Drafter]:
-    """The drafters that the settings name, without those that cannot be used."""
-    if settings.draft_max == 0:
-        return []
-    confident = settings.draft_max is None or settings.draft_p_min > 0
-    inputs = DrafterInputs(
-        model.n_vocab,
-        model.end_ids,
-        draft_context=draft.context if draft is not None else None,
-        translation=draft.translation if draft is not None else None,
-        head=head.drafting if head is not None else None,
-        confident=confident,
-        history=history,
-        corpus=corpus,
-    )
-    made = make_drafters(settings.drafters, inputs)
-    if head is not None:
-        head.features.reader = next((d for d in made if d.reads_features), None)
-    return made

@@ -28,7 +28,7 @@ from specllama.clock import running_time, sleep
 from specllama.config.load import LoadSettings
 from specllama.config.store import write_whole
 from specllama.errors import option
-from specllama.llama.library import KERNELS, Device, devices, show_log
+from specllama.llama.library import KERNELS, Device, devices, log
 from specllama.llama.rpc import add_worker, bound_memory, on_abort, require_rpc, serve_devices
 from specllama.models.memory.available import available_memory, physical_cores
 from specllama.rpc import PROBE_SECONDS, PROTOCOL, Worker, find_workers
@@ -181,7 +181,7 @@ def serve(request: Serve, send: protocol.Send) -> NoReturn:
     Raises UsageError for unknown devices, ResourceError if the address is taken meanwhile, EngineError if
     llama.cpp was built without RPC.
     """
-    show_log(request.verbose)
+    log.verbose = request.verbose
     require_rpc()
     served = chosen(devices(), request.devices)
     for device in served:

@@ -15,6 +15,7 @@ from specllama.errors import GGUFError, IntegrityError, ResourceError, UsageErro
 from specllama.gguf.header import read_header
 from specllama.models.memory.plan import plan_load
 from specllama.worker.load_info import _settings_notes
+from specllama.worker import loader
 from specllama.worker.loader import Loaded
 from tests.support import tiny_mmproj, tinygguf
 

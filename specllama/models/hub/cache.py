@@ -97,13 +97,6 @@ class RepoCache:
         """Path for the content of a file."""
         return self.folder / "blobs" / etag
 
-    def has(self, etag: str, size: int) -> bool:
-        """Whether the complete content is on disk. size: in bytes."""
-        try:
-            return self.blob(etag).stat().st_size == size
-        except OSError:
-            return False
-
     def content(self, commit: str, file: HubFile) -> Path | None:
         """A file's complete content, None if not on disk. Without a hash of the hub, the link decides."""
         link = Snapshot(commit, file.path, self.snapshot(commit) / file.path)

@@ -146,9 +146,9 @@ def fetch(hub: Hub, item: DownloadItem, listener: Listener, advance: Advance) ->
         advance("waiting for another download of", cache.partial_bytes(etag))
 
     with cache.lock(etag, waiting):
-        if cache.has(etag, item.file.size):
+        if (there := cache.content(item.listing.commit, item.file)) is not None:
             cache.forget(etag)
-            return etag
+            return there.name
         try:
             with open(open_partial(cache.partial(etag)), "r+b", buffering=0) as out:
                 digest = _Transfer(hub, item, out, advance).complete(listener)

@@ -89,7 +89,7 @@ def test_a_listed_name_is_one_model_everywhere(
         for name in filter(None, (model.name, model.alias, model.repo if model.usual else "")):
             if name != model.repo:
                 assert [m.content for m in select_one(library, name)] == [model.content]
-            if not model.missing:
+            if not model.model.missing:
                 assert library.find(name, "-m").path == str(model.files[0].link), name
                 assert catalogue.require(name).path == str(model.files[0].link), name
     if listed:
@@ -177,4 +177,4 @@ def test_a_shared_part_stays(tmp_path: Path) -> None:
     remove(library, old)
     (left,) = installed_models(library)
     assert left.content == new.content
-    assert not left.missing
+    assert not left.model.missing
