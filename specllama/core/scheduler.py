@@ -349,8 +349,10 @@ class Scheduler:
         decoding = [g for g in ready if g.prefilled and g.finish_reason is None]
         self._end_before_limit(decoding)
         decoding = [g for g in decoding if g.finish_reason is None]
-        if decoding:
-            self._offload()
+        now = self.clock()
+        if decoding and now - self._offloaded > UNUSED_SECONDS:
+            self.store.offload(now - UNUSED_SECONDS)
+            self._offloaded = now
         return decoding
 
     def _end_before_limit(self, decoding: Sequence[Generation]) -> None:
@@ -393,13 +395,6 @@ class Scheduler:
         """Seconds until the first time limit of these generations."""
         timed = [g for g in active if g.request.predict_seconds < inf]
         return min((g.time_left(self.clock()) for g in timed), default=inf)
-
-    def _offload(self) -> None:
-        """Every UNUSED_SECONDS, move the caches of unused slots out of the context."""
-        now = self.clock()
-        if now - self._offloaded > UNUSED_SECONDS:
-            self.store.offload(now - UNUSED_SECONDS)
-            self._offloaded = now
 
 
 def next_to_fill(filling: Sequence[Generation]) -> Generation | None:

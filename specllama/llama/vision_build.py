@@ -153,14 +153,11 @@ def unpacked(package: Path, parts: Sequence[str]) -> Iterator[tuple[PurePosixPat
     with tarfile.open(package) as archive:
         for member in archive:
             path = PurePosixPath(*PurePosixPath(member.name).parts[3:])  # below PACKAGE/vendor/llama.cpp
-            if member.isfile() and member.size < _MAX_BYTES and any(_matches(path, part) for part in parts):
+            alike = [part for part in parts if len(path.parts) == part.count("/") + 1 and path.match(part)]
+            if member.isfile() and member.size < _MAX_BYTES and alike:
                 content = archive.extractfile(member)
                 assert content is not None
                 yield path, content.read()
-
-
-def _matches(path: PurePosixPath, part: str) -> bool:
-    return len(path.parts) == part.count("/") + 1 and path.match(part)
 
 
 def reason_of(error: Exception) -> str:

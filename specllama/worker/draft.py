@@ -281,17 +281,11 @@ def open_head(
             model.close()
         return None, _left_out("head", str(error.args[0] if error.args else error), send)
     target.features = features
-    return LoadedHead(fitted, head, features, context, model, _with_all_ids(context, head, of)), ""
-
-
-def _with_all_ids(
-    context: HeadContext | BlockContext, head: HeadInfo, target: Header
-) -> DraftHead | BlockHead:
-    """The context of a head, with the target's ids if the head has others."""
+    drafting: DraftHead | BlockHead = context
     trim = read_trim(head.header)
-    if trim is None or not trim.shortened or isinstance(context, BlockContext):
-        return context
-    return TrimmedHead(context, KeptTokens(trim.ids, trim.n_vocab, stand_ins(target, head.header)))
+    if trim is not None and trim.shortened and isinstance(context, HeadContext):
+        drafting = TrimmedHead(context, KeptTokens(trim.ids, trim.n_vocab, stand_ins(of, head.header)))
+    return LoadedHead(fitted, head, features, context, model, drafting), ""
 
 
 def _block_context(

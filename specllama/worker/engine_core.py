@@ -172,7 +172,11 @@ class LoadedEngine:
     def step(self) -> None:
         """With nothing to decode, prompts are copied for the disk, or a slice of time is measured."""
         if self.held and not self.running and not self.intake.busy and self.tuner is None:
-            self._release_held()
+            held, self.held = self.held, []  # requests that waited until the engine was idle
+            self.exact.decide()
+            for message, size in held:
+                with refusing(self.send, message):
+                    self.handle(message, size)
         if not self.decoding:
             if self.persister is not None and self.persister.due_in == 0.0:
                 self.persister.persist()
@@ -230,14 +234,6 @@ class LoadedEngine:
             self.held.append((message, size))
             return
         self.intake.generate(message, size)
-
-    def _release_held(self) -> None:
-        """Decide how exact requests are decoded, and accept those that waited for it."""
-        held, self.held = self.held, []
-        self.exact.decide()
-        for message, size in held:
-            with refusing(self.send, message):
-                self.handle(message, size)
 
     def _answer(self, question: protocol.Question, size: int) -> None:
         if isinstance(question, protocol.Embed):

@@ -385,7 +385,10 @@ class Prompts:
         model = self._model
         match prompt:
             case protocol.TextInput(text):
-                return self._of_text(text, images)
+                ids = images.tokenize(text, model.adds_bos, True)
+                if len(ids) > 1 and ids[0] == ids[1] == model.bos_id and model.adds_bos:
+                    del ids[0]  # the prompt has a BOS of its own
+                return ids
             case protocol.MixedInput(parts):
                 all_ids: list[int] = []
                 for i, part in enumerate(parts):
@@ -405,13 +408,6 @@ class Prompts:
                     self.limit,
                     images,
                 )
-
-    def _of_text(self, text: str, images: PromptImages) -> list[int]:
-        model = self._model
-        ids = images.tokenize(text, model.adds_bos, True)
-        if len(ids) > 1 and ids[0] == ids[1] == model.bos_id and model.adds_bos:
-            del ids[0]  # the prompt has a BOS of its own
-        return ids
 
 
 @contextlib.contextmanager
@@ -470,7 +466,12 @@ def answer_query(
 ) -> Iterator[protocol.Tokenized | protocol.QueriedText | protocol.QueriedText | protocol.TokenCount]:
     """In any thread. Raises TemplateError, UsageError, ContextLengthError before the first part."""
     if isinstance(question, protocol.Tokenize):
-        yield from _tokenized(model, question, prompts)
+        prompts.limit.check(question.text, question.parse_special)
+        ids = model.tokenize(question.text, question.add_special and model.adds_bos, question.parse_special)
+        for begin in range(0, max(1, len(ids)), _PART_IDS):
+            part = ids[begin : begin + _PART_IDS]
+            pieces = [token_bytes(model, i).decode("latin-1") for i in part] if question.with_pieces else []
+            yield protocol.Tokenized(question.id, part, pieces, begin + _PART_IDS < len(ids))
     elif isinstance(question, protocol.Detokenize):
         for text, more in _texts(_detokenized(model, question, prompts)):
             yield protocol.QueriedText(question.id, text, more)
@@ -481,17 +482,6 @@ def answer_query(
     elif isinstance(question, protocol.CountTokens):
         request = protocol.Generate(question.id, prompts.calls.apart(question.chat))
         yield protocol.TokenCount(question.id, len(prompts.prompt(request).ids))
-
-
-def _tokenized(
-    model: LlamaModel, question: protocol.Tokenize, prompts: Prompts
-) -> Iterator[protocol.Tokenized]:
-    prompts.limit.check(question.text, question.parse_special)
-    ids = model.tokenize(question.text, question.add_special and model.adds_bos, question.parse_special)
-    for begin in range(0, max(1, len(ids)), _PART_IDS):
-        part = ids[begin : begin + _PART_IDS]
-        pieces = [token_bytes(model, i).decode("latin-1") for i in part] if question.with_pieces else []
-        yield protocol.Tokenized(question.id, part, pieces, begin + _PART_IDS < len(ids))
 
 
 def _detokenized(model: LlamaModel, question: protocol.Detokenize, prompts: Prompts) -> str:

@@ -10,7 +10,7 @@ import shutil
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -50,20 +50,12 @@ _N_CTX = 256
 _ROUNDING = 1e-2  # of the spread of logits: more is no rounding
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """n_rows: rows of logits that were compared. difference: the greatest, None where none were.
-    exact_context: whether tokens that the draft lacks are read as by its source.
-    """
-
-    n_rows: int = 0
-    difference: float | None = None
-    exact_context: bool = False
-
-
-def compare(source: trimming.TrimSource, settings: ModelSettings, path: Path, retype: str) -> Comparison:
-    """Compare the file at `path` with its source. Where the source reads tokens that are not kept in another
-    way, their embeddings are removed from the file.
+def compare(
+    source: trimming.TrimSource, settings: ModelSettings, path: Path, retype: str
+) -> tuple[int, float | None, bool]:
+    """Compare the file at `path` with its source: (rows of logits that were compared; the greatest difference,
+    None where none were; whether tokens that the draft lacks are read as by its source). Where the source
+    reads these in another way, their embeddings are removed from the file.
 
     Raises IntegrityError where rows differ, or llama.cpp does not load the file; ResourceError.
     """
@@ -78,15 +70,15 @@ def compare(source: trimming.TrimSource, settings: ModelSettings, path: Path, re
     head = source.head
     if unsupported() or not head.runs_alone:  # it uses matrices of its target
         with closing(LlamaModel(written, with_head=head.kind.nextn_layers, is_head=True)):
-            return Comparison(exact_context=source.keeps_tokenizer)
+            return 0, None, source.keeps_tokenizer
     theirs = _head_rows(settings, source, trim, trim.ids)
     ours = _head_rows(written, source, trim, np.arange(trim.n_kept) if trim.shortened else trim.ids)
-    return Comparison(len(ours), _difference(theirs, ours, retype, path), source.keeps_tokenizer)
+    return len(ours), _difference(theirs, ours, retype, path), source.keeps_tokenizer
 
 
 def _compare_models(
     settings: ModelSettings, written: ModelSettings, header: Header, trim: TrimInfo, retype: str
-) -> Comparison:
+) -> tuple[int, float | None, bool]:
     rng = np.random.default_rng(0)
     kept = rng.choice(trim.ids, min(N_ROWS, trim.n_kept), replace=False)
     others = np.setdiff1d(np.arange(trim.n_vocab), trim.ids)
@@ -99,7 +91,7 @@ def _compare_models(
         ours = _trimmed_rows(model, header, replace(trim, rest_offset=0), kept.tolist())
         difference = _difference(theirs[0][:, trim.ids], ours[:, trim.ids], retype, Path(header.path))
         if not trim.rest_offset:
-            return Comparison(len(ours), difference, not len(others))
+            return len(ours), difference, not len(others)
         # Some models scale the embeddings of ids, not those that they are given.
         scales = {1.0, math.sqrt(header.n_embd)}
         by_scale = {s: _trimmed_rows(model, header, replace(trim, scale=s), mixed.tolist()) for s in scales}
@@ -107,7 +99,7 @@ def _compare_models(
     scale = min(by_scale, key=lambda s: float(np.abs(wanted - by_scale[s][:, trim.ids]).max()))
     exact = _close(wanted, by_scale[scale][:, trim.ids], retype)
     trimming.set_embeddings(Path(header.path), trim.rest_offset if exact else 0, scale)
-    return Comparison((1 + exact) * len(ours), difference, exact)
+    return (1 + exact) * len(ours), difference, exact
 
 
 def _trimmed_rows(model: LlamaModel, header: Header, trim: TrimInfo, ids: Sequence[int]) -> Rows:
@@ -213,15 +205,16 @@ def _trim(request: Trim, temporary: Path, send: protocol.Send) -> Trimmed:
     trimming.write_trimmed(source, temporary, ids, info, request.type, _converted)
     written = read_header(temporary)
     check_draft(written)
-    comparison = Comparison()
+    compared: tuple[int, float | None, bool] = 0, None, False
     if request.verify:
         send(Loading(VERIFYING, 0.0))
-        comparison = compare(source, settings, temporary, request.type)
+        compared = compare(source, settings, temporary, request.type)
         written = read_header(temporary)
     if _stamps(paths) != before:
         raise IntegrityError(f"{header.path} was changed while it was trimmed", "trim it again")
     os.replace(temporary, request.out)
     sync_folder(Path(request.out).parent)
+    verified, difference, exact_context = compared
     return Trimmed(
         n_kept=len(ids),
         n_vocab=header.n_vocab,
@@ -230,9 +223,9 @@ def _trim(request: Trim, temporary: Path, send: protocol.Send) -> Trimmed:
         n_bytes=written.file_bytes,
         source_step_bytes=step_bytes(source.header, source),
         step_bytes=step_bytes(written, source),
-        verified=comparison.n_rows,
-        difference=comparison.difference,
-        exact_context=comparison.exact_context,
+        verified=verified,
+        difference=difference,
+        exact_context=exact_context,
     )
 
 

@@ -254,7 +254,9 @@ class DraftTrial:
                 self.traces.append((text.workload, self._record(text, draft, drafter)))
                 yield stepping + (i + 1) / len(self.texts) * (recording - stepping)
             if isinstance(drafter, ForeignDrafter):
-                steps.curve = curve_of(self._of_proposals(times, drafter.n_steps - n_timed))
+                n = (drafter.n_steps - n_timed) / max(1, sum(len(text.text) for text in self.texts))
+                proposing = {width: [n * t for t in samples] for width, samples in times.items()}
+                steps.curve = curve_of(proposing)  # a token, which takes n steps
         finally:
             draft.close()
         for share in self._replay(steps):
@@ -278,11 +280,6 @@ class DraftTrial:
         drafter = make_model(inputs)
         assert drafter is not None
         return draft, drafter
-
-    def _of_proposals(self, times: Times, n_steps: int) -> Times:
-        """The times of proposing a token, from those of a step, if the texts' tokens took n_steps in all."""
-        n = sum(len(text.text) for text in self.texts)
-        return {width: [n_steps / max(1, n) * t for t in samples] for width, samples in times.items()}
 
     def _steps(
         self, draft: LoadedDraft | LoadedHead, drafter: CachingDrafter, times: Times
