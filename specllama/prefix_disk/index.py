@@ -5,9 +5,10 @@ of others. Read from the headers at the start and when files have come or gone.
 from __future__ import annotations
 
 import threading
-from bisect import bisect_left
+from bisect import bisect_left, insort
 from collections.abc import Iterator
 from dataclasses import replace
+from operator import attrgetter
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from specllama.prefix_disk.state_file import WHOLE, State, StateMeta
 
 LEAST_TOKENS = 128  # that a state has in common with a request, or it is no candidate
 _MAX_FOUND = 8
+_ids = attrgetter("ids")
 
 
 class StateIndex:
@@ -29,7 +31,7 @@ class StateIndex:
         self.states: dict[str, State] = {}
         self.newer: dict[str, int] = {}  # bytes of states of newer versions
         self.read_at = -1
-        self._sorted: dict[str, _Sorted] = {}  # this model's, by scope
+        self._sorted: dict[str, list[State]] = {}  # this model's, by scope, in the order of their ids' bytes
 
     @property
     def n_bytes(self) -> int:
@@ -66,7 +68,7 @@ class StateIndex:
 
     def add(self, state: State) -> None:
         if (state.meta.key, state.meta.kind) == (self._key, WHOLE):
-            self._sorted.setdefault(state.meta.scope, _Sorted()).add(state)
+            insort(self._sorted.setdefault(state.meta.scope, []), state, key=_ids)
         else:
             state = replace(state, ids=b"", checksums=())
         self.states[state.name] = state
@@ -102,48 +104,19 @@ class StateIndex:
         return [s for s, n in self._near(scope, ids) if n == s.n_tokens]
 
     def _near(self, scope: str, ids: bytes) -> Iterator[tuple[State, int]]:
-        states = self._sorted.get(scope)
-        return states.near(ids) if states is not None else iter(())
-
-
-class _Sorted:
-    """States in the order of their ids' bytes: those alike stand next to where a text would stand."""
-
-    def __init__(self) -> None:
-        self._ids: list[bytes] = []
-        self._states: list[State] = []
-        self._common: list[int] = []  # tokens that each one has in common with the one before it
-
-    def add(self, state: State) -> None:
-        at = bisect_left(self._ids, state.ids)
-        self._ids.insert(at, state.ids)
-        self._states.insert(at, state)
-        self._common.insert(at, n_common(self._ids[at - 1], state.ids) if at else 0)
-        if at + 1 < len(self._ids):
-            self._common[at + 1] = n_common(state.ids, self._ids[at + 1])
-
-    def remove(self, state: State) -> None:
-        at = self._states.index(state, bisect_left(self._ids, state.ids))
-        before = self._common.pop(at)
-        del self._ids[at], self._states[at]
-        if at < len(self._common):
-            self._common[at] = min(before, self._common[at])
-
-    def near(self, ids: bytes) -> Iterator[tuple[State, int]]:
-        """All states that begin as a text does, each with the tokens in common."""
-        at = bisect_left(self._ids, ids)
-        n = n_common(ids, self._ids[at]) if at < len(self._ids) else 0
-        for i in range(at, len(self._ids)):
-            n = min(n, self._common[i]) if i > at else n
-            if not n:
-                break
-            yield self._states[i], n
-        n = n_common(ids, self._ids[at - 1]) if at else 0
-        for i in range(at - 1, -1, -1):
-            n = min(n, self._common[i + 1]) if i < at - 1 else n
-            if not n:
-                break
-            yield self._states[i], n
+        """The states that begin as a text does, each with the tokens in common: they are next to where it
+        would be, and have fewer the farther away.
+        """
+        states = self._sorted.get(scope, [])
+        at = bisect_left(states, ids, key=_ids)
+        for neighbours in (states[at:], states[:at][::-1]):
+            common = ids
+            for state in neighbours:
+                if not state.ids.startswith(common):
+                    common = ids[: 4 * n_common(ids, state.ids)]
+                if not common:
+                    break
+                yield state, len(common) // 4
 
 
 def n_common(a: bytes, b: bytes) -> int:
