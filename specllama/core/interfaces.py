@@ -366,15 +366,6 @@ class Mask(Protocol):
 # The interface of trained heads: small networks that draft from hidden states of the target.
 
 
-class DraftedBlock(Protocol):
-    """The block that follows a text."""
-
-    def logits(self, draft: Sequence[int]) -> Row | None:
-        """Logits of the token after these tokens of the block, shape (n_vocab,); None where the block says
-        nothing about it.
-        """
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockRows:
     """Logits of each token, whatever those before it are. rows: shape (n, n_vocab)."""
@@ -382,6 +373,9 @@ class BlockRows:
     rows: NDArray[np.float32]
 
     def logits(self, draft: Sequence[int]) -> Row | None:
+        """Logits of the token after these tokens of the block, shape (n_vocab,); None where the block says
+        nothing about it.
+        """
         return self.rows[len(draft)] if len(draft) < len(self.rows) else None
 
 
@@ -398,6 +392,7 @@ class BlockLattice:
     n_vocab: int
 
     def logits(self, draft: Sequence[int]) -> Row | None:
+        """As those of BlockRows."""
         n, before = len(draft), 0
         if n >= len(self.ids):
             return None
@@ -409,6 +404,9 @@ class BlockLattice:
         row = np.full(self.n_vocab, -np.inf, np.float32)
         row[self.ids[n]] = self.scores[n, before]
         return row
+
+
+DraftedBlock = BlockRows | BlockLattice  # that follows a text
 
 
 class HeadRow(NamedTuple):

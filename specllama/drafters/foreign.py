@@ -183,7 +183,7 @@ MAX_STEPS = 8  # of the draft model for one token of the target
 
 
 class _SharedTokens:
-    """A grammar's mask over the target's ids: tokens of the draft alone are not allowed."""
+    """What a sampler uses of a Mask, over the target's ids: tokens of the draft alone are not allowed."""
 
     def __init__(self, mask: Mask, n_target: int) -> None:
         self._mask, self._n_target = mask, n_target
@@ -193,15 +193,6 @@ class _SharedTokens:
 
     def allowed(self, ahead: Sequence[int] = ()) -> NDArray[np.bool_]:
         return self._mask.allowed(ahead)[: self._n_target]
-
-    def legal(self, tokens: Sequence[int]) -> int:
-        return self._mask.legal(tokens)
-
-    def forced(self, ahead: Sequence[int] = ()) -> list[int]:
-        return self._mask.forced(ahead)
-
-    def accept(self, token: int) -> None:
-        self._mask.accept(token)
 
 
 @dataclass(slots=True)
@@ -302,7 +293,7 @@ class ForeignDrafter(CachingDrafter, like=MODEL):
         text.restart(without_images(prompt))
         n_vocab = self.context.n_vocab
         shared = _SharedTokens(mask, self._translation.n_target) if mask is not None else None
-        rule = _TargetRule(sampler.widened(n_vocab), shared, text, n_vocab, self._draft())
+        rule = _TargetRule(sampler.widened(n_vocab), cast(Mask, shared), text, n_vocab, self._draft())
         self._sequences[seq_id] = _Sequence(text, rule)
 
     def step(self, drafts: Mapping[int, Sequence[int]]) -> dict[int, Proposal]:

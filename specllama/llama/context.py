@@ -217,7 +217,6 @@ class LlamaContext(NativeContext):
         n_seqs, n_rs_seq = n_seq_max + self.n_branches, n_rs_seq if model.has_state else 0
         params = context_params(s, n_ctx + n_spare, n_seqs, n_outputs_max, n_rs_seq)
         self.open(model, params, n_ctx)
-        self.memory = llama.llama_get_memory(self.handle)
         if not self.memory:
             raise UsageError(f"{s.path} has no memory for generation; it is not a text model")
         model.apply_lora(self.handle)
@@ -282,7 +281,10 @@ class LlamaContext(NativeContext):
         n, real = len(batch), batch
         if not 0 < n <= self.n_batch:
             self._limits.check_rows(n, 0)
-        if n_rows > n and self._fills(chains):
+        # Where states are rolled back, further rows would give one sequence as many rows as the others (see
+        # `rows_to_roll_back`).
+        fills = n_rows > n and self.can_pad
+        if fills and (not self.model.has_state or len({row.seq_id for row in chains}) == 1):
             n_logits = min(n_outputs, self.n_outputs_max) - sum(row.output for row in batch)
             last = batch[len(chains) - 1]
             batch = [*batch, *further_rows(last, min(n_rows, self.n_batch) - n, n_logits)]
@@ -341,12 +343,6 @@ class LlamaContext(NativeContext):
         self.n_decoded, self._last_rows = n, [0] * self.n_seq_max
         self._images.add(seq_id, first, first + n, image.n_positions)
         return logits
-
-    def _fills(self, batch: Sequence[BatchRow]) -> bool:
-        """Whether the decode may be padded. Where states are rolled back, padding would give one sequence as
-        many rows as the others (see `rows_to_roll_back`).
-        """
-        return self.can_pad and (not self.model.has_state or len({row.seq_id for row in batch}) == 1)
 
     def _fill(
         self, batch: Sequence[BatchRow], n_real: int, shared: Mapping[int, Sequence[int]] | None = None

@@ -46,7 +46,6 @@ class EmbeddingContext(NativeContext):
         self.n_threads = params.n_threads
         self.pooling = pooling
         self.n_values = 1 if self.pooling == "rank" else int(llama.llama_model_n_embd_out(model.handle))
-        self._memory = llama.llama_get_memory(self.handle)
         self._limits = DecodeLimits(self.n_rows, self.n_rows, model.n_vocab, MAX_TEXTS)
         self._batch = TokenBatch(self.n_rows)
 
@@ -59,8 +58,8 @@ class EmbeddingContext(NativeContext):
         """
         if not 0 < len(texts) <= MAX_TEXTS or not all(0 < len(text) <= self.n_ctx for text in texts):
             raise LimitError(f"a decode has 1 to {MAX_TEXTS} texts of 1 to {self.n_ctx} tokens")
-        if self._memory:
-            llama.llama_memory_clear(self._memory, True)
+        if self.memory:
+            llama.llama_memory_clear(self.memory, True)
         rows = [
             BatchRow(token, position, seq_id, True)
             for seq_id, text in enumerate(texts)

@@ -118,7 +118,6 @@ class HeadContext(NativeContext):
         self.model, self.reads_target, self._encodes = model, reads_target, encodes
         self.n_seq_max, self.lag = target.n_seq_max, int(encodes)
         self.open(model, head_params(model, target, n_ctx, nextn_layers=not encodes))
-        self.memory = llama.llama_get_memory(self.handle)
         self.n_ctx = int(llama.llama_n_ctx(self.handle))
         # An encoder's batch must fit into one physical batch.
         self.n_batch = min(int(llama.llama_n_ubatch(self.handle)), target.n_outputs_max)
@@ -251,7 +250,6 @@ class BlockContext(NativeContext):
         self.n_draft, self._mask, self._top_k = n_draft, mask_id, top_k
         self._n_rows = n_draft if anchored else n_draft + 1
         self.open(model, head_params(model, target, n_ctx, nextn_layers=False))
-        self.memory = llama.llama_get_memory(self.handle)
         self.n_ctx = int(llama.llama_n_ctx(self.handle))
         self.n_batch = int(llama.llama_n_ubatch(self.handle))
         self.n_vocab, self.n_seq_max, self.n_features = model.n_vocab, target.n_seq_max, n_features

@@ -56,9 +56,10 @@ def context_params(
 
 
 class NativeContext:
-    """A llama_context, which `close` frees."""
+    """A llama_context, which `close` frees. memory: its caches, None without."""
 
     handle: Any = None
+    memory: Any = None
 
     def open(self, model: LlamaModel, params: llama.llama_context_params, n_ctx: int = 0) -> None:
         """n_ctx: that was asked for, 0 for a head's. Raises ResourceError if memory runs out."""
@@ -68,6 +69,7 @@ class NativeContext:
             what = f"of {n_ctx} tokens for {model.settings.path}" if n_ctx else "for the head"
             hint = f"try a smaller context, {option('n_ctx', max(512, n_ctx // 2))}" if n_ctx else ""
             raise ResourceError(f"llama.cpp cannot make a context {what}: {log.reason()}", hint)
+        self.memory = llama.llama_get_memory(self.handle)
 
     def close(self) -> None:
         """Free the caches."""

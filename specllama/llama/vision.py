@@ -155,11 +155,8 @@ def _loaded(path: Path) -> Any:
         # It is not linked to libllama, whose functions are visible to it from here on.
         ctypes.CDLL(ggml._name, mode=ctypes.RTLD_GLOBAL)
         library: Any = ctypes.CDLL(str(path))
-        for name, (result, arguments) in _FUNCTIONS.items():
-            function = getattr(library, name)
-            function.restype, function.argtypes = result, arguments
         library.guards = hasattr(library, "specllama_open")  # it is ours, whose functions never throw
-        for name, (result, arguments) in _GUARDED.items() if library.guards else ():
+        for name, (result, arguments) in {**_FUNCTIONS, **(_GUARDED if library.guards else {})}.items():
             function = getattr(library, name)
             function.restype, function.argtypes = result, arguments
         library.tokenize = library.specllama_tokenize if library.guards else library.mtmd_tokenize

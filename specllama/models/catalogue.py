@@ -80,14 +80,10 @@ class Catalogue:
                     by_name.setdefault(name, []).append(model)
         return by_name | by_id  # ids take precedence over other names
 
-    @cached_property
-    def _by_id(self) -> Mapping[str, CatalogueModel]:
-        return {model.id: model for model in self.models}
-
     def _meant(self, name: str) -> Sequence[CatalogueModel]:
         """The models of this name or id, in capitals or not; one that is written exactly so alone."""
-        if (exact := self._by_id.get(name)) is not None:
-            return [exact]
+        if exact := [model for model in self.models if model.id == name]:
+            return exact[-1:]
         asked = name.lower()
         return self._by_name.get(asked) or self._by_name.get(asked.removesuffix(_ANY_TAG)) or []
 

@@ -143,25 +143,17 @@ def left_out(target: str, header: Header) -> str:
 def _best(target: str, header: Header) -> tuple[DraftRecord, Overlap] | None:
     """The draft that gains most of those that are where they were, and what it shares with the target."""
     for record in MeasuredDrafts(header).all():
-        shared = None
         with suppress(SpecllamaError, OSError):
-            shared = _shared(record, target, header)
-        if shared is not None:
-            return record, shared
+            draft = read_model(record.path)
+            if identity(draft) == record.model and not (target and os.path.samefile(record.path, target)):
+                check_draft(draft)
+                if (shared := overlap(header, draft)[0]) is not None:
+                    return record, shared
     return None
 
 
 def _name(record: DraftRecord) -> str:
     return printable(os.path.basename(record.path))
-
-
-def _shared(record: DraftRecord, target: str, header: Header) -> Overlap | None:
-    """What is shared, None for another draft than the measured one. Raises SpecllamaError, OSError."""
-    draft = read_model(record.path)
-    if identity(draft) != record.model or (target and os.path.samefile(record.path, target)):
-        return None
-    check_draft(draft)
-    return overlap(header, draft)[0]
 
 
 def foreign_candidates(library: Library, target: Header) -> Iterator[str]:

@@ -202,8 +202,13 @@ def time_widths(
             for left in range(CHANGING if changing else 0, -1, -1):
                 piece = [ids[(at + i) % n] for i in range(width)]
                 at += width
-                elapsed = _timed(context, _batch(piece, n, seq_id), clock)
-                if elapsed is None or context.truncate(seq_id, n) != n:
+                began = clock()
+                try:
+                    context.decode(_batch(piece, n, seq_id))
+                except NoRoomError:
+                    return n_timed
+                elapsed = clock() - began
+                if context.truncate(seq_id, n) != n:
                     return n_timed
                 if not left:
                     curve.observe(width, elapsed)
@@ -218,15 +223,6 @@ def seconds_of(context: Context, rows: Sequence[BatchRow], clock: Callable[[], f
     seconds = clock() - began
     context.truncate(0, 0)
     return seconds
-
-
-def _timed(context: Context, rows: Sequence[BatchRow], clock: Callable[[], float]) -> float | None:
-    started = clock()
-    try:
-        context.decode(rows)
-    except NoRoomError:
-        return None
-    return clock() - started
 
 
 def _batch(ids: Sequence[int], first_pos: int, seq_id: int) -> list[BatchRow]:

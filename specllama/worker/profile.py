@@ -18,7 +18,7 @@ from specllama.config.load import ModelSettings
 from specllama.config.store import ENOUGH_ROWS, Store
 from specllama.core.exact import CHUNKS, ExactRows
 from specllama.core.interfaces import Context, DecodeError, Drafter
-from specllama.core.policy.config import DEFAULT, PolicyConfig, is_number
+from specllama.core.policy.config import DEFAULT, is_number
 from specllama.core.policy.cost_curve import CostCurve
 from specllama.core.policy.planner import Planner
 from specllama.core.policy.posterior import PairState
@@ -47,7 +47,7 @@ _FIGURES = {  # of a comparison, by store key, with their ranges
 DATED = COMPARISON, EXACT_ROWS, CHANGE = "comparison", "exact", "change"  # measured again after a while
 EXACT = ("exact_width", "exact_chunk")  # of them: how exact texts are decoded by width
 KEPT = ("t1", "change", *EXACT)  # of them: those that no comparison of rows gives
-POLICY = DEFAULT  # constants of the planner and its curves
+BUCKETS = DEFAULT.context_buckets  # of context lengths in ids, by their lower ends: each has a cost curve
 _MAX_PAIRS = 8  # kept for a target: those used last
 
 
@@ -70,7 +70,7 @@ def figures_of(data: Mapping[str, Any]) -> dict[str, float]:
 def plain_times(data: Mapping[str, Any]) -> dict[int, float]:
     """Seconds of plain decodes by range of context lengths."""
     stored = wire.stored(dict[str, object], data.get("plain"), {})
-    seconds = ((b, stored.get(str(b))) for b in DEFAULT.context_buckets)
+    seconds = ((b, stored.get(str(b))) for b in BUCKETS)
     return {b: float(x) for b, x in seconds if is_number(x, *_FIGURES["t1"])}
 
 
@@ -104,24 +104,23 @@ def merged(before: Mapping[str, float], calibration: calibrate.Calibration) -> d
 class CostCurves:
     """A curve for each range of context lengths, made when used: attention costs more in longer texts."""
 
-    def __init__(self, config: PolicyConfig = DEFAULT) -> None:
-        self.config = config
+    def __init__(self) -> None:
         self._curves: dict[int, CostCurve] = {}
         self._used: set[int] = set()
 
     def at(self, n_ids: int) -> CostCurve:
         """The curve for `n_ids` ids in all; a new one starts with the times of the nearest measured one."""
-        bucket, buckets = bucket_of(n_ids, self.config), self.config.context_buckets
+        bucket, buckets = bucket_of(n_ids), BUCKETS
         self._used.add(bucket)
         if bucket not in self._curves:
             measured = [b for b, curve in self._curves.items() if curve.times]
             at = buckets.index(bucket)
             near = min(measured, key=lambda b: (abs(buckets.index(b) - at), b), default=None)
-            self._curves[bucket] = CostCurve(self.config) if near is None else self._curves[near].as_prior()
+            self._curves[bucket] = CostCurve() if near is None else self._curves[near].as_prior()
         return self._curves[bucket]
 
     def put(self, n_ids: int, curve: CostCurve) -> None:
-        bucket = bucket_of(n_ids, self.config)
+        bucket = bucket_of(n_ids)
         self._used.add(bucket)
         self._curves[bucket] = curve
 
@@ -134,20 +133,20 @@ class CostCurves:
         }
 
     @classmethod
-    def from_dict(cls, data: object, config: PolicyConfig = DEFAULT) -> CostCurves:
+    def from_dict(cls, data: object) -> CostCurves:
         """The stored curves; invalid ones are ignored."""
-        curves = cls(config)
+        curves = cls()
         stored = wire.stored(dict[str, object], data, {})
-        for bucket in config.context_buckets:
-            curve = CostCurve.from_dict(stored.get(str(bucket)), config)
+        for bucket in BUCKETS:
+            curve = CostCurve.from_dict(stored.get(str(bucket)))
             if curve.times:
                 curves._curves[bucket] = curve
         return curves
 
 
-def bucket_of(n_ids: int, config: PolicyConfig = DEFAULT) -> int:
+def bucket_of(n_ids: int) -> int:
     """The lower end of the range of context lengths that contains `n_ids`."""
-    return max(b for b in config.context_buckets if b <= n_ids)
+    return max(b for b in BUCKETS if b <= n_ids)
 
 
 StoredPair = dict[str, Mapping[str, Any]]
@@ -157,7 +156,7 @@ StoredPair = dict[str, Mapping[str, Any]]
 def merged_profiles(ours: JsonObject, data: Mapping[str, Any]) -> JsonObject:
     """A stored profile with this process's values; other entries, of other processes, stay."""
     theirs = [p for p in pairs_of(data) if p["pair"] not in [q["pair"] for q in ours["pairs"]]]
-    curves = CostCurves.from_dict(data.get("curves"), POLICY).to_dict()
+    curves = CostCurves.from_dict(data.get("curves")).to_dict()
     return {
         **figures_of(data),
         **ours,
@@ -207,7 +206,7 @@ class ModelProfile:
         self._measured, self._on_device = measured_at(data.get("measured"), DATED), on_device
         self._figures, self._plain = figures_of(data), plain_times(data)
         self._learnt = next((p["learnt"] for p in pairs_of(data) if p["pair"] == pair), None)
-        self.curves = CostCurves.from_dict(data.get("curves"), POLICY)
+        self.curves = CostCurves.from_dict(data.get("curves"))
         self.planner: Planner | None = None
         self._model_free: Planner | None = None
         self._calibration, self._before = calibrate.Calibration(), self._figures
@@ -252,7 +251,7 @@ class ModelProfile:
         `observe_change`.
         """
         if before is not None:
-            curve = CostCurve.from_dict(before, POLICY)
+            curve = CostCurve.from_dict(before)
             curve.set_scale(1, t1)
             self.curves.put(0, curve)
         else:
@@ -262,7 +261,7 @@ class ModelProfile:
 
     def observe_load(self, t1: float) -> None:
         """Correct plain times that an undisturbed load refutes. t1: seconds of a decode of one row."""
-        factor = math.exp(POLICY.most_off)
+        factor = math.exp(DEFAULT.most_off)
         if not t1 / factor <= self._figures.get("t1", t1) <= t1 * factor:
             self._figures["t1"] = t1
         if not t1 / factor <= self._plain.get(0, t1) <= t1 * factor:
@@ -273,14 +272,14 @@ class ModelProfile:
         """(seconds of a plain decode after `n_ids` ids, how many times that one takes now); None where it
         is not measured. The first follows a slower machine slowly, since most often it is busy for a while.
         """
-        bucket = bucket_of(n_ids, POLICY)
+        bucket = bucket_of(n_ids)
         t1 = self._plain.get(bucket) or (self.t1 if bucket == 0 else None)
         curve = self.curves.at(n_ids)
         return t1, curve.predict(1) / t1 if t1 and curve.count(1) else None
 
     def observe_plain(self, n_ids: int, seconds: float) -> None:
         """Record the seconds of a plain decode after `n_ids` ids, the mean of several in one answer."""
-        bucket = bucket_of(n_ids, POLICY)
+        bucket = bucket_of(n_ids)
         before = self._plain.get(bucket, seconds)
         rate = _FASTER_RATE if seconds < before else _SLOWER_RATE
         self._plain[bucket] = before + rate * (seconds - before)
@@ -318,8 +317,7 @@ class ModelProfile:
             if (stored := self.exact_chunk) is not None:
                 return stored
             self._figures["exact_chunk"] = chunk
-            self._changed = True
-            self.flush()
+            self.flush(True)
         return chunk
 
     @property
@@ -336,8 +334,7 @@ class ModelProfile:
                 return stored
             self._figures |= {"exact_width": rows.width, "exact_chunk": rows.chunk}
             self._measured[EXACT_ROWS] = self._now()
-            self._changed = True
-            self.flush()
+            self.flush(True)
         return rows
 
     def covers(self, n_ids: int) -> bool:
@@ -359,7 +356,7 @@ class ModelProfile:
     def planner_of(self, drafters: Sequence[Drafter]) -> Planner:
         """The planner of this pair, made from the stored data by the first call."""
         if self.planner is None:
-            self.planner = Planner(drafters, self.clock, self.curves.at(0), self._learnt, POLICY)
+            self.planner = Planner(drafters, self.clock, self.curves.at(0), self._learnt)
             self.planner.change_seconds = self.change_seconds or 0.0
         return self.planner
 
@@ -370,7 +367,7 @@ class ModelProfile:
         if self._model_free is None:
             costs = self.planner.costs if self.planner else self.curves.at(0)
             learnt = self.planner.learnt.to_dict() if self.planner else self._learnt
-            self._model_free = Planner(drafters, self.clock, costs, learnt, POLICY)
+            self._model_free = Planner(drafters, self.clock, costs, learnt)
             self._model_free.change_seconds = self.change_seconds or 0.0
         return self._model_free
 
@@ -430,8 +427,7 @@ class ModelProfile:
             n_timed, self._refused = 0, True
         n_kept, measured = context.n_past(slot.seq_id), n_timed > 0 or self._figures != before
         slot.ids = slot.ids[:n_kept]
-        self._changed |= measured
-        self.flush()
+        self.flush(measured)
         return measured and bool(self.unmeasured(context, n_kept, seconds))
 
     def _measure(self, context: Context, slot: Slot, seconds: float, with_widths: bool) -> int:
@@ -471,18 +467,17 @@ class ModelProfile:
         if not self._replaces:
             self._figures = merged(self._before, new)
         if (t1 := new.t1) is not None:
-            bucket = bucket_of(n_ids, POLICY)
+            bucket = bucket_of(n_ids)
             self._plain[bucket] = min(t1, self._plain.get(bucket, t1))
 
     def store_curve(self, n_ids: int, curve: CostCurve) -> None:
         """Replace the cost curve for texts of `n_ids` ids, and store it."""
         self.curves.put(n_ids, curve)
-        if bucket_of(n_ids, POLICY) == 0:
+        if bucket_of(n_ids) == 0:
             self._disturbed.clear()
             self._figures["t1"] = curve.predict(1)
-        self._plain[bucket_of(n_ids, POLICY)] = curve.predict(1)
-        self._changed = True
-        self.flush()
+        self._plain[bucket_of(n_ids)] = curve.predict(1)
+        self.flush(True)
 
     def store_comparison(self, calibration: calibrate.Calibration) -> None:
         """Replace the comparison of batched and single rows, unless the new one is empty, and store it."""
@@ -491,15 +486,14 @@ class ModelProfile:
             self._figures = merged({}, calibration) | others
             self._compared, self._compare_left = length_class(calibration.reach), 0.0
             self._measured[COMPARISON] = self._now()
-            self._changed = True
-            self.flush()
+            self.flush(True)
 
     def store_steps(self, pair: Mapping[str, Any], name: str, steps: CostCurve) -> None:
         """Store the times of the steps of the draft model or head of this name for a pair, which need not be
         the loaded one. Everything else that was learnt about that pair is kept.
         """
         states = (p["learnt"] for p in pairs_of(self.store.read(self.key)) if p["pair"] == pair)
-        learnt = PairState(config=POLICY)
+        learnt = PairState()
         learnt.restore(next(states, None))
         learnt.set_steps(name, steps)
         if self.keep:
@@ -518,8 +512,9 @@ class ModelProfile:
         self._writer = threading.Thread(target=self._write, args=(self._snapshot(),), daemon=True)
         self._writer.start()
 
-    def flush(self) -> None:
-        """Write what is not stored yet, and wait until it is written."""
+    def flush(self, changed: bool = False) -> None:
+        """Write what is not stored yet, and wait until it is written. changed: whether something is new."""
+        self._changed |= changed
         if self._writer is not None:
             self._writer.join()
         if self.keep and self._changed:

@@ -139,7 +139,7 @@ def test_another_build_of_llama_cpp_is_measured_separately(
 
 def test_a_long_context_has_a_curve_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run with another context size uses the same file. A long context has 100 ids here."""
-    monkeypatch.setattr(profile, "POLICY", replace(DEFAULT, context_buckets=(0, 100)))
+    monkeypatch.setattr(profile, "BUCKETS", (0, 100))
     curves = []
     for n_ctx, n_prompt in ((512, 50), (1024, 120), (2048, 20)):
         target = ModelSettings(path=str(EMBEDDED_TARGET), n_threads=1, n_ctx=n_ctx)

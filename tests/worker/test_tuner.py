@@ -283,7 +283,7 @@ def test_progress_is_reported_by_stage(front: Callable[..., Front], monkeypatch:
 def test_a_curve_is_measured_in_a_longer_context_too(
     front: Callable[..., Front], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(profile, "POLICY", replace(DEFAULT, context_buckets=(0, 200, 4096)))
+    monkeypatch.setattr(profile, "BUCKETS", (0, 200, 4096))
     one = front()
     tuned(one)
     near, far = parts(one, "curve")

@@ -225,7 +225,12 @@ class StateCache:
             self.chances.evicted(priority)
             return False
         for one in victims:
-            self._evict(one)
+            self.chances.evicted(one.priority)
+            self.n_evicted += 1
+            if isinstance(one, PartialState):
+                one.state = None
+            else:
+                self.remove_text(one)
         return True
 
     def victims(self, n_bytes: int, priority: float) -> list[CachedSequence | PartialState] | None:
@@ -303,14 +308,6 @@ class StateCache:
             self.chances.returned(kind)
             one.floor = self.chances.kept(kind)
         one.priority = self._priority(one)
-
-    def _evict(self, one: CachedSequence | PartialState) -> None:
-        self.chances.evicted(one.priority)
-        self.n_evicted += 1
-        if isinstance(one, PartialState):
-            one.state = None
-        else:
-            self.remove_text(one)
 
 
 def merge(text: CachedSequence, partials: list[PartialState]) -> None:

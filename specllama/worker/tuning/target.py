@@ -16,7 +16,6 @@ from specllama.core.policy.config import DEFAULT
 from specllama.core.policy.cost_curve import CostCurve
 from specllama.models.memory.available import physical_cores
 from specllama.other_work import OtherWork, is_disturbed, lower_quartile, median_ratio
-from specllama.worker import profile
 from specllama.worker.calibrate import CHANGING, TIMED
 from specllama.worker.loader import Loaded
 from specllama.worker.profile import bucket_of
@@ -300,7 +299,7 @@ def measure_curve(run: TuneRun, position: TimingPosition, seconds: float) -> Ite
             run.loaded.profile.store_curve(n_ids, curve)
         spread = median_ratio(times[1]) if times.get(1) else None
         run.report(tune_messages.TimedCurve(n_ids, points(times), left_out, complete, spread, disturbed))
-    if bucket_of(n_ids, profile.POLICY) == 0:
+    if bucket_of(n_ids) == 0:
         run.costs = curve
 
 

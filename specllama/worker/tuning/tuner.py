@@ -464,7 +464,7 @@ class Tuner:
         run = self._run
         yield "t(n)", partial(measure_curve, run, position, CURVE_SECONDS)
         yield "threads", partial(measure_threads, run, position, THREAD_SECONDS)
-        for bucket in profile.POLICY.context_buckets[1:]:
+        for bucket in profile.BUCKETS[1:]:
             fits = 2 * _WIDEST_DECODE + bucket < self._context.n_ctx
             if fits and bucket * run.row_seconds < CONTEXT_SECONDS:
                 far = self._position(position.ids, bucket + 1)
