@@ -136,8 +136,8 @@ def sleep(seconds: float, clock: Callable[[], float] = running_time) -> None:
 
 
 def run(main: Coroutine[Any, Any, Result]) -> Result:
-    """As asyncio.run, in a loop whose time is `running_time`: all timers of asyncio and uvicorn are those of the
-    loop, so that none of them counts a pause.
+    """As asyncio.run, in a loop whose time is `running_time`: all timers of asyncio and uvicorn are those of
+    the loop, so that none of them counts a pause.
     """
     import asyncio
 

@@ -109,7 +109,7 @@ def look_ups(directory: Path, n_states: int) -> dict[str, float]:
     shared = random_ids(N_SHARED, 0)
     store = DiskStore(directory, 1 << 40, "key", reserve_bytes=0)
     texts = [np.concatenate([shared, random_ids(N_IDS - N_SHARED, seed + 1)]) for seed in range(n_states)]
-    for i, ids in enumerate(texts):
+    for ids in texts:
         store.put(PrefixRecord("local", ids, {"target": b"x" * 4096}, 60.0))
         store.flush(60)
     store.close()

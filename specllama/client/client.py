@@ -171,8 +171,8 @@ class EngineClient:
         generation only), finally Done or an error; for a question only with parts of its answer, or an error.
 
         `deliver` is called in the reading thread, possibly before this method returns, or in the loop: it
-        must be quick, and must neither raise nor wait for this client. Raises UsageError if the request is no JSON, or its id is
-        in use.
+        must be quick, and must neither raise nor wait for this client. Raises UsageError if the request is no
+        JSON, or its id is in use.
         """
         return self.submit_choices(request, [deliver])[0]
 
@@ -314,7 +314,6 @@ class EngineClient:
             self._in_loop(self._ended)
         if self._handed_out is not None:
             self._handed_out()
-
 
     def _in_loop(self, call: Callable[..., None], *arguments: object) -> None:
         """Call a function in the event loop; without one, here."""

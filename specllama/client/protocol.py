@@ -300,8 +300,8 @@ class GetSlots:
 @dataclass(frozen=True, slots=True)
 class SlotAction:
     """To the engine: once a slot is idle, save what it has in its cache to a file, restore what such a file
-    holds in place of that, or erase it. path: of the file, as of prefix_disk/disk_store.py. owner, disk_scope: as
-    in Generate; what another owner used last stays as it is, and counts as empty.
+    holds in place of that, or erase it. path: of the file, as of prefix_disk/disk_store.py. owner,
+    disk_scope: as in Generate; what another owner used last stays as it is, and counts as empty.
 
     Answered by SlotDone. Fails with UsageError for a slot that there is not, and for a file that cannot be
     used, after which the slot is empty; with EngineError for one that cannot be written.

@@ -149,7 +149,7 @@ def name_words(path: str) -> frozenset[str]:
 
 
 def gguf_names(folder: str) -> Iterator[str]:
-    """The names of the GGUF files in a folder, of the first MAX_ENTRIES entries; none where it is not there."""
+    """The names of the GGUF files in a folder, among its first MAX_ENTRIES entries; none without it."""
     with suppress(OSError), os.scandir(folder or ".") as entries:
         for entry, _ in zip(entries, range(MAX_ENTRIES), strict=False):
             if entry.name.lower().endswith(".gguf") and entry.is_file():

@@ -47,8 +47,8 @@ class NewerStateFileError(BadStateFileError):
 
 @dataclass(frozen=True, slots=True)
 class StateMeta:
-    """key: of the model. model: its name for people. scope, seconds: see disk_store.PrefixRecord. kind: WHOLE.
-    parts: (name, bytes), in the order of the file.
+    """key: of the model. model: its name for people. scope, seconds: see disk_store.PrefixRecord. kind:
+    WHOLE. parts: (name, bytes), in the order of the file.
     """
 
     key: str

@@ -54,13 +54,13 @@ _INDEXED_WHEN_IDLE = 16384  # tokens of earlier texts at a time, in 4 ms
 
 
 class LoadedEngine:
-    """A loaded pair and its engine. send, post: as in EngineCore. Raises what `Loaded` raises, and UsageError for a
-    width of exact decodes that does not fit.
+    """A loaded pair and its engine. send, post: as in EngineCore. Raises what `Loaded` raises, and UsageError
+    for a width of exact decodes that does not fit.
 
-    ready: its description for the front. running: the generations; the intake adds to them. persister: prompts
-    on disk, None where none are kept; memory: texts on disk, likewise. corpus: files to draft from, None
-    without any. tuner: while the engine is tuned. held: requests, with the bytes of their messages, that wait
-    until it is decided how to be exact.
+    ready: its description for the front. running: the generations; the intake adds to them. persister:
+    prompts on disk, None where none are kept; memory: texts on disk, likewise. corpus: files to draft from,
+    None without any. tuner: while the engine is tuned. held: requests, with the bytes of their messages, that
+    wait until it is decided how to be exact.
     """
 
     def __init__(

@@ -28,7 +28,6 @@ from specllama.models.memory import plan as memory
 from specllama.models.memory.available import available_memory
 from specllama.models.memory.cost import keeps_all_cells
 from specllama.other_work import OtherWork
-from specllama.pair.check import HeadVerdict, PairVerdict
 from specllama.prefix_disk.scopes import model_key
 from specllama.text.grammar import Grammars
 from specllama.worker.corpus import BITS

@@ -53,9 +53,9 @@ _ROUNDING = 1e-2  # of the spread of logits: more is no rounding
 def compare(
     source: trimming.TrimSource, settings: ModelSettings, path: Path, retype: str
 ) -> tuple[int, float | None, bool]:
-    """Compare the file at `path` with its source: (rows of logits that were compared; the greatest difference,
-    None where none were; whether tokens that the draft lacks are read as by its source). Where the source
-    reads these in another way, their embeddings are removed from the file.
+    """Compare the file at `path` with its source: (rows of logits that were compared; the greatest
+    difference, None where none were; whether tokens that the draft lacks are read as by its source). Where
+    the source reads these in another way, their embeddings are removed from the file.
 
     Raises IntegrityError where rows differ, or llama.cpp does not load the file; ResourceError.
     """

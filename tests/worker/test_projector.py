@@ -14,8 +14,8 @@ from specllama.config.store import Store
 from specllama.errors import GGUFError, IntegrityError, ResourceError, UsageError
 from specllama.gguf.header import read_header
 from specllama.models.memory.plan import plan_load
-from specllama.worker.load_info import _settings_notes
 from specllama.worker import loader
+from specllama.worker.load_info import _settings_notes
 from specllama.worker.loader import Loaded
 from tests.support import tiny_mmproj, tinygguf
 

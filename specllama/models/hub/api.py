@@ -1,5 +1,5 @@
-"""The Hugging Face hub: listings of repositories, GET requests for their files, and the GGUF headers of these,
-of which only as many bytes are requested as are needed.
+"""The Hugging Face hub: listings of repositories, GET requests for their files, and the GGUF headers of
+these, of which only as many bytes are requested as are needed.
 
 Uses huggingface-hub's HTTP client and headers, so that its configuration applies, and reads responses itself:
 a listing is bounded, and a file is requested from any byte. The client follows redirects and sends the token

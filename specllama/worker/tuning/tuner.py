@@ -47,9 +47,9 @@ from specllama.pair.check import own_head
 from specllama.worker import profile
 from specllama.worker.calibrate import Calibration, can_roll_back, measure
 from specllama.worker.draft import LoadedDraft, LoadedHead, gpus, load_draft, open_head
+from specllama.worker.drafting_gain import store_tuned
 from specllama.worker.load_info import model_info
 from specllama.worker.loader import Loaded
-from specllama.worker.drafting_gain import store_tuned
 from specllama.worker.tuning.target import (
     Times,
     TimingPosition,
@@ -373,7 +373,9 @@ class Tuner:
         self._loaded, self._context, self._slot = loaded, loaded.context, engine.slots[0]
         self._ids_of, self._send = ids_of, send
         self._began, self._last_progress, self._cancelled = running_time(), 0.0, False
-        self._run = TuneRun(order, engine, loaded, lambda part: send(tune_messages.TuneMeasurement(order.id, part)))
+        self._run = TuneRun(
+            order, engine, loaded, lambda part: send(tune_messages.TuneMeasurement(order.id, part))
+        )
         self._work = self._all()
 
     def cancel(self, id_: int) -> None:
@@ -386,7 +388,9 @@ class Tuner:
             if not self._cancelled and next(self._work, _ENDED) is not _ENDED:
                 return True
             self._work.close()
-            last: protocol.Message = tune_messages.Tuned(self.id, running_time() - self._began, self._cancelled)
+            last: protocol.Message = tune_messages.Tuned(
+                self.id, running_time() - self._began, self._cancelled
+            )
         except (DecodeError, NoRoomError, SpecllamaError) as error:
             last = protocol.Failed(_problem(error).to_dict(), self.id)
         empty(self._context, self._slot)
