@@ -139,9 +139,9 @@ def test_a_directory_that_is_removed_is_made_again(tmp_path: Path) -> None:
         assert one.put(record(TEXT))
         assert one.flush(20)
         secret = one.secret
-        (found,) = one.find("local", TEXT)
+        ((found, _),) = one.find("local", TEXT)
         shutil.rmtree(directory)
-        assert one.read(found.state) is None
+        assert one.read(found) is None
         assert one.put(record(ids((2, 300))))
         assert one.flush(20)
         assert one.find("local", TEXT) == []
@@ -163,7 +163,7 @@ def test_a_directory_that_became_another_ones_is_not_written(tmp_path: Path) -> 
         assert one.flush(20)
         assert len(one.lines) == 1  # type: ignore[attr-defined]
         for _ in range(20):
-            assert all(one.read(found.state) is None for found in one.find("local", TEXT))
+            assert all(one.read(found) is None for found, _ in one.find("local", TEXT))
             time.sleep(0.01)
     assert len(states(directory)) == 1, "the other one's is still there"
 

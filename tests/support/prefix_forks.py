@@ -71,8 +71,8 @@ def check(directory: Path) -> None:
         n = 0
         for seed in range(N_TEXTS):
             expected = text_record(seed)
-            for found in one.find("local", ids((seed, 300 + seed))):
-                assert equal(one.read(found.state), expected)
+            for found, _ in one.find("local", ids((seed, 300 + seed))):
+                assert equal(one.read(found), expected)
                 n += 1
         assert n == len(states(directory)), "each state belongs to a text"
 
@@ -107,8 +107,8 @@ def several(directory: Path, n: int) -> dict[str, int]:
             for _ in range(40):
                 seed = rng.randrange(N_TEXTS)
                 one.put(text_record(seed))
-                for found in one.find("local", ids((seed, 300 + seed))):
-                    read = one.read(found.state)
+                for found, _ in one.find("local", ids((seed, 300 + seed))):
+                    read = one.read(found)
                     assert read is None or equal(read, text_record(seed))
                 time.sleep(0.004)
             assert one.flush(30)

@@ -16,7 +16,7 @@ from specllama.config.store import Store
 from specllama.core.exact import ExactRows
 from specllama.core.policy.config import DEFAULT
 from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
-from specllama.worker import idle, profile, profile_keys
+from specllama.worker import idle, profile
 from specllama.worker.calibrate import TIMED, Calibration
 from specllama.worker.profile import ModelProfile
 from tests.support.front import Front
@@ -125,7 +125,7 @@ def test_another_build_of_llama_cpp_is_measured_separately(
     """Its kernels may differ in speed and in rounding."""
     stored = []
     for compiled in ("one", "other", "one"):
-        monkeypatch.setattr(profile_keys, "compiled", lambda compiled=compiled: compiled)
+        monkeypatch.setattr(profile, "compiled", lambda compiled=compiled: compiled)
         front = Front(PAIR, Store(tmp_path))
         assert front.core.loaded is not None
         stored.append(front.core.loaded.profile.t1)

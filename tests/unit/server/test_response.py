@@ -25,7 +25,7 @@ DONE = protocol.Done(0, "", "stop", RunStats())
 
 
 class Engine:
-    """Stands for a LoopClient; `deliver` sends the engine's message about the i-th text."""
+    """Stands for an EngineClient; `deliver` sends the engine's message about the i-th text."""
 
     def __init__(self) -> None:
         self.deliveries: list[Callable[[protocol.Message | SpecllamaError], None]] = []
