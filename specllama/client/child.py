@@ -14,7 +14,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 from specllama.client import protocol
 from specllama.client.tune_messages import Heartbeat
@@ -22,6 +22,9 @@ from specllama.clock import ended, running_time, wait_until
 from specllama.errors import EngineDiedError, EngineError, SpecllamaError
 from specllama.processor_time import WorkMeter, exits, of_tree
 from specllama.python_command import engine_process
+
+if TYPE_CHECKING:
+    import asyncio
 
 # Cuts a stream of bytes into lines.
 
@@ -58,7 +61,7 @@ class LineBuffer:
 
 
 _GRACE_SECONDS = 6.0  # of work, for the process to store what it has and exit, before it is killed
-_READ_BYTES = 16384  # at once
+_READ_BYTES = 16384  # at once; in an event loop, others get their turn in between
 _SILENCE_SECONDS = 30.0  # without a byte, after which it is killed; it sends a message every half second
 _LATE_SECONDS = 1.5  # without one, from which on it is watched whether the process works
 _BAD_BUILD = (
@@ -77,9 +80,10 @@ class EngineProcess:
     """A running engine process.
 
     on_message: called with every message except heartbeats; on_end: called once when the process has ended
-    and `dead` is set. Both are called in the reading thread and must not raise; nothing is read before
-    `start`. log: receives the process's stderr too; the last lines are kept for error messages in any case.
-    environ: variables to set. Raises EngineError if the process cannot be started.
+    and `dead` is set. Both are called in the reading thread (messages in the loop, if `start` has got one)
+    and must not raise; nothing is read before `start`. log: receives the process's stderr too; the last lines
+    are kept for error messages in any case. environ: variables to set. Raises EngineError if the process
+    cannot be started.
     """
 
     def __init__(
@@ -96,6 +100,7 @@ class EngineProcess:
         self._dead: SpecllamaError | None = None
         self._kill_reason: SpecllamaError | None = None
         self._last_bytes: float | None = None  # by running_time
+        self._loop_done: threading.Event | None = None  # set when the loop has read all; None: a thread reads
         self._lines = LineBuffer()
         self.hang_hint = ""  # of the error for a hanging process
         try:
@@ -109,8 +114,16 @@ class EngineProcess:
             for target in (self._read_stderr, self._read_messages, self._watch, self._write)
         ]  # joined in this order
 
-    def start(self) -> None:
-        """Start to read and write."""
+    def start(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
+        """Start to read and write. loop: the running event loop, in which messages are read instead of in a
+        thread, which would wait for the interpreter lock while the loop is busy: milliseconds for a message.
+        """
+        if loop is not None:
+            pipe = self._process.stdout
+            assert pipe is not None
+            with contextlib.suppress(NotImplementedError):  # the loop cannot watch pipes
+                loop.add_reader(pipe.fileno(), self._readable, loop, pipe.fileno())
+                self._loop_done = threading.Event()
         for thread in self._threads:
             thread.start()
 
@@ -171,10 +184,24 @@ class EngineProcess:
         assert self._process.stdout is not None
         with self._process.stdout as pipe:
             try:
-                while self._receive(os.read(pipe.fileno(), _READ_BYTES)):
-                    pass
+                if self._loop_done is not None:
+                    self._loop_done.wait()
+                else:
+                    while self._receive(os.read(pipe.fileno(), _READ_BYTES)):
+                        pass
             finally:
                 self._handle_end()
+
+    def _readable(self, loop: asyncio.AbstractEventLoop, fd: int) -> None:
+        """Called in the loop when the pipe has data or is closed."""
+        more = False
+        try:
+            more = self._receive(os.read(fd, _READ_BYTES))
+        finally:
+            if not more:
+                assert self._loop_done is not None
+                loop.remove_reader(fd)
+                self._loop_done.set()
 
     def _receive(self, data: bytes) -> bool:
         """Dispatch what these bytes complete; False at the end of the pipe, or if that killed the process."""

@@ -57,12 +57,12 @@ class Submission:
 class EngineClient:
     """An engine process; a context manager that ends it.
 
-    log: receives the process's stderr too. loop: the event loop in which messages are delivered and `ended`
-    is called; without it the reading thread does so. notice: called in that thread with the engine's notices,
-    which are otherwise collected in `notices`. ended: called once the process has ended and every pending
-    request has its error. handed_out: called after each message, and after `ended`. option_names: of options
-    in the engine's texts. kernels: False leaves specllama's kernels out. Threads may share a client. Every
-    call raises EngineDiedError once the process has ended, EngineError in a forked child.
+    log: receives the process's stderr too. loop: the event loop in which messages are read and delivered and
+    `ended` is called; without it a thread does so. notice: called where messages are read with the engine's
+    notices, which are otherwise collected in `notices`. ended: called once the process has ended and every
+    pending request has its error. handed_out: called after each message, and after `ended`. option_names: of
+    options in the engine's texts. kernels: False leaves specllama's kernels out. Threads may share a client.
+    Every call raises EngineDiedError once the process has ended, EngineError in a forked child.
     """
 
     def __init__(
@@ -78,13 +78,14 @@ class EngineClient:
         self.notices: list[str] = []
         self._option_names = option_names
         self._loop, self._ended, self._handed_out = loop, ended, handed_out
+        self._made_in = threading.get_ident()  # the thread of the loop, if there is one
         self._notice = notice or self.notices.append
         self._ids = itertools.count(1)
         self._pending: dict[int | None, Deliver] = {}  # by id; None: the request without an id
         self._images: dict[int | None, list[protocol.Image]] = {}  # of requests that were not read yet, by id
         self._control_lock = threading.Lock()  # only one request without an id at a time
         self._child = EngineProcess(self._dispatch, self._fail_all, log, {} if kernels else WITHOUT_KERNELS)
-        self._child.start()
+        self._child.start(loop)
 
     @property
     def pid(self) -> int:
@@ -320,8 +321,9 @@ class EngineClient:
         if self._loop is None:
             call(*arguments)
         else:
+            here, loop = threading.get_ident() == self._made_in, self._loop
             with contextlib.suppress(RuntimeError):  # the loop is closed: nothing waits
-                self._loop.call_soon_threadsafe(call, *arguments)
+                (loop.call_soon if here else loop.call_soon_threadsafe)(call, *arguments)
 
 
 def _is_last(message: protocol.Message | SpecllamaError) -> bool:
