@@ -132,7 +132,7 @@ def as_nobody(directory: Path) -> dict[str, object]:
     directory.chmod(0o500)
     with store(directory) as one:
         found = one.find("local", ids((1, 300)))
-        read = [equal(one.read(c.state), record(ids((1, 300)))) for c in found]
+        read = [equal(one.read(state), record(ids((1, 300)))) for state, _ in found]
         taken = one.put(record(ids((2, 300))))
         flushed = one.flush(20)
         lines: list[str] = one.lines  # type: ignore[attr-defined]
@@ -149,7 +149,7 @@ def file_limit(directory: Path) -> dict[str, object]:
         one.put(large)
         flushed = one.flush(20)
         lines: list[str] = one.lines  # type: ignore[attr-defined]
-        found = [equal(one.read(c.state), small) for c in one.find("local", small.ids)]
+        found = [equal(one.read(state), small) for state, _ in one.find("local", small.ids)]
         left = [path.name for path in directory.glob(".*.tmp")]
         return {"kept": kept, "flushed": flushed, "lines": lines, "found": found, "left": left}
 
