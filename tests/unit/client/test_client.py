@@ -24,7 +24,7 @@ class IdleProcess:
     def __init__(self, on_message: Callable[[protocol.Message], None], on_end: Any, *_: Any) -> None:
         self.answer, self.end, self.dead = on_message, on_end, EngineDiedError("it ended")
 
-    def start(self) -> None:
+    def start(self, loop: Any) -> None:
         pass
 
     def write(self, data: bytes) -> None:
