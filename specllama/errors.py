@@ -97,7 +97,8 @@ _KINDS: dict[str, type[SpecllamaError]] = {}
 class SpecllamaError(Exception):
     """What happened and why (`message`), what to do next (`hint`), and data for programs (`details`).
 
-    option: the option at fault, "" if none; the message then starts with it. Both texts may refer to options.
+    option: the option at fault, "" if none: with it the message starts, or it is put before that. Both texts
+    may refer to options.
     """
 
     exit_code: ClassVar[int] = 1
@@ -113,7 +114,8 @@ class SpecllamaError(Exception):
             message = f"{_reference(option)}{'' if message.startswith(':') else ' '}{message}"
         super().__init__(with_option_names(message, by_name))
         self._message, self._hint = message, hint
-        self.option = option
+        at_fault = _REFERENCE.match(message)
+        self.option = at_fault[1] if at_fault and at_fault[2] is None else ""
         self.details = dict(details or {})
 
     @property

@@ -59,6 +59,7 @@ Params = SamplingParams | Mapping[str, Any]
 Prediction = str | Sequence[str | None] | None
 _ONE_EACH = "give one for each prompt, or one for all of them"
 _TEXTS = ("text", "input_text", "output_text")
+_FOR_TEMPLATES = ("refusal", "thinking")
 _IMAGES = ("image", "image_url", "input_image", "image_pil")
 _HINT = "give a PIL image, a path, the bytes of an image file, or an array of numpy"
 _BYTES = (bytes, bytearray, memoryview)
@@ -102,10 +103,14 @@ Parts = list["str | ImageSource"]
 
 def parts_of(content: object, where: str) -> Parts | None:
     """The texts and images of a list of parts, in order; None for what has no image, which templates get as
-    it is. where: the path of the content. Raises UsageError.
+    it is. where: the path of the content. Raises UsageError, also for a part of another type.
     """
     if not isinstance(content, Sequence) or isinstance(content, str):
         return None
+    for i, part in enumerate(content):
+        kind = part.get("type", "text") if isinstance(part, Mapping) else "text"
+        if kind not in (types := (*_TEXTS, *_FOR_TEMPLATES, *_IMAGES)):
+            raise UsageError(f"{where}[{i}].type must be one of {', '.join(types)}, not {quoted(kind)}")
     if not any(_is_image(part) or not isinstance(part, str | Mapping) for part in content):
         return None
     parts: Parts = []

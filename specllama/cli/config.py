@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from specllama.cli import console
+from specllama.cli.options import resolved
 from specllama.cli.serve import server_settings
 from specllama.config import sources
 from specllama.config.places import working_directory
@@ -32,10 +33,13 @@ def config(given: Mapping[str, Any]) -> int:
         f"variables         {', '.join(variables) or 'none'}",
     )
     console.report(given, {**report, "schema": "specllama.config/1", "environment": variables}, lines)
-    values = sources.resolve({})
+    values = resolved({})
     with_a_key = values.overlaid({"api_key": ["given elsewhere"]})  # an open host needs one
     server_settings(with_a_key, prepare=lambda load, _: load)
-    manifest.load(environ)
+    known = manifest.load(environ)
+    if cwd is not None and known.project is None and (other := manifest.project_path(environ, cwd)):
+        without = "it has no [models.NAME], [[pairs]] or schema"
+        console.note(f"note: {other} is left out, as of another program: {without}")
     return 0
 
 

@@ -16,6 +16,7 @@ from specllama.config.defaults import N_CTX_DEFAULT
 from specllama.config.load import LoadSettings, ModelSettings
 from specllama.errors import NetworkError, ResourceError, SpecllamaError
 from specllama.gguf.architectures import is_embedder, pooling_of
+from specllama.gguf.check import is_projector
 from specllama.gguf.header import Header, read_model
 from specllama.gguf.projector import read_projector
 from specllama.heads import is_head_file, read_head, unusable_head
@@ -202,7 +203,9 @@ def _known_rows(known: Library, entry: ManifestEntry, name: str, problem: str) -
 def _rows(
     known: Library, model: ResolvedModel, header: Header, machine: Machine, drafts: Sequence[DraftFound]
 ) -> Iterator[Row]:
-    """Of a head people get the first lines, and what it is; of an embedding model, nothing about texts."""
+    """Of a head or a projector people get the first lines, and what it is; of an embedding model, nothing
+    about texts.
+    """
     projector, images = _images(known, model)
     fits = fit(header, machine, projector or "")
     is_head, embeds = is_head_file(header), is_embedder(header)
@@ -223,6 +226,8 @@ def _rows(
     yield Row("bytes", n_bytes, "model", ", ".join(part for part in parts if part))
     if is_head:
         yield Row(None, None, "head", "it drafts for its model with -md, and cannot be run alone")
+    if sees := is_projector(header):
+        yield Row(None, None, "images", "a projector, with which its model reads images: -m MODEL -mm FILE")
     if embeds:
         makes = "scores of documents" if pooling_of(header, None) == "rank" else "vectors of texts"
         yield Row(None, None, "makes", f"{makes}: specllama embed, or serve --embeddings")
@@ -244,7 +249,7 @@ def _rows(
         *(Row(None, None, "" if n else "drafts", text) for n, text in enumerate(_draft_lines(drafts))),
     )
     for row in rows:
-        hidden = is_head or (embeds and row.label in ("head", "template", "drafts"))
+        hidden = is_head or sees or (embeds and row.label in ("head", "template", "drafts"))
         yield row._replace(label=None) if hidden else row
 
 

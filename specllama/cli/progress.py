@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import io
 import os
 import sys
 from collections.abc import Mapping
-from types import TracebackType
+from contextlib import AbstractContextManager
 from typing import Any
 
-from specllama.cli import console, formatting
-from specllama.cli.formatting import duration
+from specllama.cli import console
+from specllama.cli.formatting import columns, duration
 from specllama.clock import running_time
+from specllama.config.build import placed
 from specllama.config.load import LoadSettings
 from specllama.models import prepare
 from specllama.models.progress import DownloadState, Listener
@@ -23,7 +23,7 @@ _EVERY = 0.1  # seconds between two drawings
 _VERBS = {"kernels": "compiling", "vision encoder": "compiling", "source of llama.cpp": "downloading"}
 
 
-class Progress:
+class Progress(AbstractContextManager["Progress"]):
     """The progress of one thing, redrawn on a terminal.
 
     delay: seconds before anything is shown. A context manager that clears the line at the end.
@@ -33,10 +33,7 @@ class Progress:
         self._started, self._last, self._delay = running_time(), 0.0, delay
         self._is_drawn, self._stage = False, ""
 
-    def __enter__(self) -> Progress:
-        return self
-
-    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.clear()
 
     def show(self, label: str, share: float, detail: str = "", stage: str = "") -> None:
@@ -67,34 +64,19 @@ class Progress:
             self._is_drawn = False
 
 
-class _Drawing(io.StringIO):
-    """Collects what rich draws, in characters that stderr can show."""
-
-    encoding = property(lambda _: getattr(sys.stderr, "encoding", None) or "ascii")
-
-
 def _drawn(label: str, share: float, detail: str) -> str:
     """One line with label, bar, percentage and detail; without room for it there is no bar."""
-    from rich.cells import cell_len
-    from rich.console import Console
-    from rich.progress_bar import ProgressBar
-    from rich.table import Table
-    from rich.text import Text
+    from rich.cells import cell_len, set_cell_size
 
-    width = (formatting.columns(sys.stderr) or 80) - 1
-    figures = f"{share:4.0%} {detail}".rstrip()
-    line = Table.grid(padding=(0, 1, 0, 0))
-    if cell_len(label) + _BAR + len(figures) + 2 <= width:
-        bar = ProgressBar(1.0, min(1.0, share), width=_BAR, complete_style="green", finished_style="green")
-        line.add_row(Text(label), bar, Text(figures))
-    else:
-        text = Text(f"{label[: max(1, width - 5)]} {figures}")
-        text.truncate(width, overflow="crop")
-        line.add_row(text)
-    file = _Drawing()
-    colours = None if "NO_COLOR" in os.environ else "standard"
-    Console(file=file, width=width, force_terminal=True, color_system=colours).print(line, end="")  # type: ignore[arg-type]
-    return file.getvalue().partition("\n")[0].rstrip()
+    width, figures = (columns(sys.stderr) or 80) - 1, f"{share:4.0%} {detail}".rstrip()
+    if cell_len(label) + _BAR + len(figures) + 2 > width:
+        text = f"{label[: max(1, width - 5)]} {figures}"
+        return set_cell_size(text, min(width, cell_len(text)))
+    line, n = "━" if "utf" in (sys.stderr.encoding or "").lower() else "-", round(_BAR * min(1.0, share))
+    bar = f"{line * n:{_BAR}}"
+    if "NO_COLOR" not in os.environ:
+        bar = console.styled(line * n, "32") + console.styled(line * (_BAR - n), "90")
+    return f"{label} {bar} {figures}"
 
 
 class DownloadProgress(Listener):
@@ -133,6 +115,7 @@ def library(verify: bool = True, models_dir: str = "") -> Library:
 def prepared(settings: LoadSettings, v: Mapping[str, Any]) -> LoadSettings:
     """The settings with paths, once both models are on disk. v: option values. Raises as `prepare`."""
     models = library(models_dir=v.get("models_dir", ""))
-    if settings.pooling is not None:
-        return prepare.prepare_embedder(models, settings)
-    return prepare.prepare(models, settings, v.get("force", False))
+    with placed(v):
+        if settings.pooling is not None:
+            return prepare.prepare_embedder(models, settings)
+        return prepare.prepare(models, settings, v.get("force", False))

@@ -12,15 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from specllama.config import places
+from specllama.config.forms import TEMPLATE
 from specllama.config.options import LONG_FLAGS, STORED
-from specllama.config.places import (
-    from_variable,
-    in_project,
-    is_same,
-    of_user,
-    user_directory,
-    working_directory,
-)
 from specllama.config.toml_file import read_toml
 from specllama.errors import ConfigError, quoted
 from specllama.option import KINDS, Option, OptionValues, Scope
@@ -105,7 +99,7 @@ def resolve(
     values = Values()
     if (user := user_file(environ)) is not None:
         values = read_file(user)
-    cwd = cwd or working_directory()
+    cwd = cwd or places.working_directory()
     if cwd is not None and (project := project_file(cwd, user)) is not None:
         values = values.overlaid(read_project_file(project, environ))
     return values.overlaid(read_environment(environ)).overlaid(flags)
@@ -113,18 +107,19 @@ def resolve(
 
 def user_path(environ: Mapping[str, str]) -> Path:
     """Where the user's config file is or would be. SPECLLAMA_CONFIG overrides it."""
-    return from_variable(environ, "SPECLLAMA_CONFIG") or user_directory("config") / "config.toml"
+    named = places.from_variable(environ, "SPECLLAMA_CONFIG")
+    return named or places.user_directory("config") / "config.toml"
 
 
 def user_file(environ: Mapping[str, str]) -> Path | None:
     """The user's config file, None if there is none. Raises ConfigError as `of_user`."""
-    return of_user(environ, "SPECLLAMA_CONFIG", user_path(environ), "your settings")
+    return places.of_user(environ, "SPECLLAMA_CONFIG", user_path(environ), "your settings")
 
 
 def project_file(cwd: Path, user: Path | None = None) -> Path | None:
     """A project's specllama.toml, see `in_project`; whatever has that name, unless it is the user's file."""
-    path = in_project(cwd, PROJECT_FILE)
-    return None if path is None or (user is not None and is_same(path, user)) else path
+    path = places.in_project(cwd, PROJECT_FILE)
+    return None if path is None or (user is not None and places.is_same(path, user)) else path
 
 
 def read_project_file(path: Path, environ: Mapping[str, str]) -> Values:
@@ -211,7 +206,8 @@ def _checked(value: Any, entry: Option, where: str, many: bool, separated: bool)
     if isinstance(value, int) and value.bit_length() > _MAX_BITS:
         expected = entry.values or entry.expected()
         raise ConfigError(f"{where} must be {expected}, not a number of so many digits")
-    if kind is str and isinstance(value, (int, float)) and not isinstance(value, bool):
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if kind is str and is_number and entry.form not in (None, TEMPLATE):
         return str(value)
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)

@@ -11,7 +11,7 @@ import numpy as np
 
 from specllama.errors import GGUFError, UsageError, option
 from specllama.gguf.architectures import ARCHITECTURES, ENCODERS, NOT_CAUSAL, RECURRENT, TOKENIZERS
-from specllama.gguf.header import MAX_LAYERS, Header
+from specllama.gguf.header import MAX_LAYERS, Header, dims
 from specllama.gguf.parse import NOT_MULTIPLIED, StringArray
 
 MAX_WIDTH = 1 << 20  # of embeddings and heads: a larger one is damage, and would later run out of memory
@@ -26,15 +26,13 @@ def check_architecture(header: Header, embeds: bool = False) -> None:
     embeds: it is to make vectors instead, as encoders do too.
     """
     architecture, kind = header.architecture, header.text("general.type")
-    if kind in ("adapter", "mmproj") or architecture == "clip":
-        what, hint = "a multimodal projector (mmproj)", "Name the model itself"
-        if kind == "adapter":
-            what = "an adapter (LoRA)"
-        else:
+    if kind == "adapter" or is_projector(header):
+        what, flag = "an adapter (LoRA)", option("lora")
+        if kind != "adapter":
             of = header.text("general.basename") or header.text("general.name")
-            what += f" of {of}" if of else ""
-            hint += f" with {option('model')}, and this file with {option('mmproj')}"
-        header.fail("general.architecture", f"{what}, not a language model", f"{hint}.")
+            what, flag = f"a multimodal projector (mmproj){of and f' of {of}'}", option("mmproj")
+        hint = f"{option('model')} names a model, and {flag} this file: run, chat and serve take both."
+        raise GGUFError(f"{header.path} is {what}, not a language model", hint)
     if not architecture:
         header.fail("general.architecture", "without it the file cannot be loaded")
     if architecture not in ARCHITECTURES:
@@ -49,20 +47,19 @@ def check_architecture(header: Header, embeds: bool = False) -> None:
         header.fail("general.architecture", reason, hint)
 
 
+def is_projector(header: Header) -> bool:
+    return header.text("general.type") == "mmproj" or header.architecture == "clip"
+
+
 def check_sizes(header: Header) -> None:
     """Raises GGUFError for a number of layers, a width or a context that is not possible."""
-    prefix = header.architecture
-    for suffix, most in (
-        ("block_count", MAX_LAYERS),
-        ("embedding_length", MAX_WIDTH),
-        ("context_length", 1 << 31),
-    ):
-        key = f"{prefix}.{suffix}"
+    limits = {"block_count": MAX_LAYERS, "embedding_length": MAX_WIDTH, "context_length": 1 << 31}
+    for suffix, most in limits.items():
+        key = f"{header.architecture}.{suffix}"
         value = header.integer(key)
         if not 1 <= value <= most:
-            header.fail(
-                key, f"{value} is not in 1 to {most}" if key in header.metadata else "the model needs it"
-            )
+            why = f"{value} is not in 1 to {most}" if key in header.metadata else "the model needs it"
+            header.fail(key, why)
 
 
 def check_attention(header: Header) -> None:
@@ -132,13 +129,9 @@ def check_embeddings(header: Header) -> None:
     expected = (header.n_embd, header.n_vocab)
     shape = (*embedding.shape, 1)[:2]
     if shape != expected:
-        reason = (
-            f"{shape[0]} × {shape[1]}, but embedding_length × vocabulary is {expected[0]} × {expected[1]}"
-        )
-        message = (
-            f"{header.path}: tensor {embedding.name!r} dimensions, data at byte {embedding.offset}: {reason}"
-        )
-        raise GGUFError(message, "Get another file of the model.")
+        where = f"{header.path}: tensor {embedding.name!r} dimensions, data at byte {embedding.offset}"
+        reason = f"{dims(shape)}, but embedding_length × vocabulary is {dims(expected)}"
+        raise GGUFError(f"{where}: {reason}", "Get another file of the model.")
 
 
 def check_types(header: Header) -> None:

@@ -146,6 +146,17 @@ class ManifestFile:
         """The value, if it is a list of texts."""
         return tuple(self.of(str, at, item) for item in self.of(list, at, value))
 
+    def names(self, name: str, table: Mapping[str, Any]) -> tuple[str, ...]:
+        """The name of a model and its aliases. Raises ConfigError for one that it cannot have."""
+        at: KeyPath = ("models", name)
+        for one in (all_names := (name, *self.texts((*at, "aliases"), table.get("aliases", [])))):
+            here = at if one == name else (*at, "aliases")
+            if one.lower() in BUILT_IN:
+                self.fail(here, one, "this name belongs to a model of specllama itself")
+            if not _NAME.fullmatch(one):
+                self.fail(here, one, NAME_FORM)
+        return all_names
+
     def keys(self, at: KeyPath, table: Mapping[str, Any], known: tuple[str, ...], where: str) -> None:
         """Raise ConfigError for unknown keys."""
         for key in table:
@@ -162,10 +173,7 @@ def _file(file: ManifestFile, name: str, table: Mapping[str, Any]) -> Iterator[t
     at = ("models", name)
     file.keys(at, table, ("file", "aliases"), f" of {name}, which is a file")
     path = file.of(str, (*at, "file"), table["file"])
-    for one in (name, *file.texts((*at, "aliases"), table.get("aliases", []))):
-        if not is_own_name(one):
-            file.fail(at, one, NAME_FORM)
-        yield one, file._path(path)
+    yield from ((one, file._path(path)) for one in file.names(name, table))
 
 
 def is_own_name(name: str) -> bool:
@@ -175,9 +183,8 @@ def is_own_name(name: str) -> bool:
 
 def _entry(file: ManifestFile, name: str, table: Any) -> ManifestEntry:
     at = ("models", name)
-    if not _NAME.fullmatch(name):
-        file.fail(at, name, NAME_FORM)
     table = file.of(dict, at, table)
+    _, *aliases = file.names(name, table)
     file.keys(at, table, (*_MODEL_KEYS, "aliases"), f" of {name}")
     for key, kind in _MODEL_KEYS.items():
         if key in table:
@@ -186,14 +193,6 @@ def _entry(file: ManifestFile, name: str, table: Any) -> ManifestEntry:
         file.fail(at, name, "repo is missing", "repo of the hub, or file for a file of your own")
     if "quant" in table and "file" in table:
         file.fail(at, name, "quant and file are both given")
-    aliases = file.texts((*at, "aliases"), table.get("aliases", []))
-    for taken in (name, *aliases):
-        if taken.lower() in BUILT_IN:
-            path = at if taken == name else (*at, "aliases")
-            file.fail(path, taken, "this name belongs to a model of specllama itself")
-    for alias in aliases:
-        if not _NAME.fullmatch(alias):
-            file.fail((*at, "aliases"), alias, "aliases are letters, digits, dots and dashes")
     default = table.get("quant") or table.get("file", "")
     try:
         where = RepoName(table["repo"], default, table.get("revision", "main"))
@@ -204,7 +203,7 @@ def _entry(file: ManifestFile, name: str, table: Any) -> ManifestEntry:
         file.fail(at, name, error.message)
     where = RepoName(where.repo, "", where.revision)
     about = (table.get("licence", ""), table.get("source", ""))
-    return ManifestEntry(name, where, default, *about, aliases, mmproj)
+    return ManifestEntry(name, where, default, *about, tuple(aliases), mmproj)
 
 
 def _pair(file: ManifestFile, number: int, table: Any) -> KnownPair:
@@ -363,12 +362,18 @@ def user_file(environ: Mapping[str, str]) -> Path | None:
     return of_user(environ, "SPECLLAMA_MODELS", user_path(environ), "your names of models")
 
 
-def project_file(environ: Mapping[str, str], cwd: Path) -> ManifestFile | None:
-    """A project's models.toml, see `in_project`; None if that is the shipped one, the user's own, or one of
-    another program: they use that name too. Raises ConfigError for one that cannot be used.
-    """
+def project_path(environ: Mapping[str, str], cwd: Path) -> Path | None:
+    """Where a project's models.toml is, see `in_project`; None if that is the shipped one or the user's."""
     path = in_project(cwd, FILE)
-    if path is None or any(is_same(path, other) for other in (_shipped(), user_path(environ))):
+    ours = path is None or any(is_same(path, other) for other in (_shipped(), user_path(environ)))
+    return None if ours else path
+
+
+def project_file(environ: Mapping[str, str], cwd: Path) -> ManifestFile | None:
+    """A project's models.toml; None for one of another program: they use that name too. Raises ConfigError
+    for one that cannot be used.
+    """
+    if (path := project_path(environ, cwd)) is None:
         return None
     start = (read_start(path) or b"").decode("utf-8", "replace")
     if SCHEMA.partition("/")[0] not in start and not _TABLES.search(start):

@@ -21,6 +21,7 @@ _BACKLOG = 1024
 _INHERITED = 3  # the file descriptor of the first socket that systemd passes, see sd_listen_fds(3)
 _PROBE_SECONDS = 2.0  # for the owner of a unix socket to accept a connection
 _PRIVATE, _PUBLIC = 0o177, 0o111  # umasks of socket files
+_FORMS = "such as 127.0.0.1, ::1, 0.0.0.0 or unix:PATH"
 
 
 @contextlib.contextmanager
@@ -98,7 +99,8 @@ def _of_address(host: str, port: int) -> socket.socket:
     try:
         infos = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError):
-        raise _no_address(host) from None
+        why = f": {printable(host)[:80]} is no IP address, and no name that leads to one"
+        raise UsageError(why, _FORMS, option="host") from None
     family, kind, protocol, _, address = infos[0]
     listener = socket.socket(family, kind, protocol)
     try:
@@ -111,12 +113,6 @@ def _of_address(host: str, port: int) -> socket.socket:
     return listener
 
 
-def _no_address(host: str) -> UsageError:
-    return UsageError(
-        f"{host} is no address of this machine", "such as 127.0.0.1, ::1, 0.0.0.0 or unix:PATH", option="host"
-    )
-
-
 def _no_socket(error: OSError, host: str, port: int) -> SpecllamaError:
     where = f"{host}:{port}"
     if error.errno == errno.EADDRINUSE:
@@ -124,7 +120,7 @@ def _no_socket(error: OSError, host: str, port: int) -> SpecllamaError:
     if error.errno == errno.EACCES:
         return ResourceError(f"{where} is not for this user", f"choose {option('port')} from 1024 on")
     if error.errno == errno.EADDRNOTAVAIL:
-        return _no_address(host)
+        return UsageError(f": {host} is no address of this machine", _FORMS, option="host")
     return ResourceError(f"{where} cannot be served: {error.strerror or error}")
 
 

@@ -262,7 +262,7 @@ def test_paths_that_are_not_files_are_refused(command: Command) -> None:
     os.mkfifo(command.home / "pipe")
     (command.home / "gone").symlink_to("nowhere")
     cases = {
-        "folder": (6, "a directory, not a file"),
+        "folder": (6, "not a regular file, but a directory"),
         "pipe": (6, "a named pipe, not a file"),
         "/dev/null": (6, "a device, not a file"),
         "missing.gguf": (3, "there is no file missing.gguf"),

@@ -143,7 +143,7 @@ def test_bad_images(sees: Server, url: str, problem: str) -> None:
 
     refused = sees.chat(said(TEXT, {"type": "image_url", "image_url": {"url": url}}), **SHORT)
     assert "messages[0].content[1].image_url" in message(refused)
-    assert refused.error["param"] == "messages[0].content[1].type"
+    assert refused.error["param"] == "messages[0].content[1]"
     block = {"type": "image", "source": {"type": "url", "url": url}}
     assert "messages[0].content[0].image" in message(
         sees.post("/v1/messages", {"messages": said(block), **SHORT})

@@ -9,18 +9,18 @@ use it in sampler.py. Plain data: importing this loads no numpy.
 from __future__ import annotations
 
 import copy
+import functools
 import json
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import InitVar, dataclass
-from functools import partial
 from typing import Any
 
 from specllama.errors import UsageError, option, quoted
 from specllama.option import Option, Scope, option_field, options_of
 
 MAX_BIAS = 1e6
-_parameter = partial(option_field, panel="Sampling", scope=Scope.PROJECT, low=0, high=2**31 - 1)
+_parameter = functools.partial(option_field, panel="Sampling", scope=Scope.PROJECT, low=0, high=2**31 - 1)
 
 
 def token_limit(value: int) -> int:
@@ -361,18 +361,35 @@ class SamplingParams:
         """
         values: dict[str, Any] = {}
         for layer in reversed(layers):
-            for name, value in layer.items():
-                if name not in PARAMETERS and name != "repetition_penalty":
-                    raise UsageError(
-                        f"unknown sampling parameter {name!r}", f"known: {', '.join(sorted(PARAMETERS))}"
-                    )
-                if value is not None:
-                    values[name] = value
+            values |= {name: v for name, v in layer.items() if v is not None or name not in values}
+        _check_names(values)
         return cls(**values)
 
 
 PARAMETERS: Mapping[str, Option] = options_of(SamplingParams)
 """The entry of each field of SamplingParams, by name."""
+_init = SamplingParams.__init__
+
+
+def _check_names(names: Iterable[Any]) -> None:
+    """Raises UsageError for a name that is unknown."""
+    for name in names:
+        if name not in PARAMETERS and name != "repetition_penalty":
+            from difflib import get_close_matches
+
+            close = get_close_matches(str(name)[:100], PARAMETERS, n=3)
+            near = f"did you mean {' or '.join(close)}?"
+            hint = near if close else f"known: {', '.join(sorted(PARAMETERS))}"
+            raise UsageError(f"unknown sampling parameter {quoted(name)}", hint)
+
+
+@functools.wraps(_init)
+def _checked_init(self: SamplingParams, *args: Any, **given: Any) -> None:
+    _check_names(given)  # of which Python would make a TypeError
+    _init(self, *args, **given)
+
+
+SamplingParams.__init__ = _checked_init  # type: ignore[method-assign]
 
 
 # Deriving seeds from seeds, in plain integers: fronts use this without importing numpy.

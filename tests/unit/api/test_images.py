@@ -76,7 +76,7 @@ def test_where_images_stand() -> None:
 
 
 def test_messages_without_images_stay_as_they_are() -> None:
-    messages = [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "other"}]}]
+    messages = [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "thinking"}]}]
     given = conversation(messages)
     assert given.images == ()
     assert given.messages == messages
@@ -133,9 +133,11 @@ def test_parts_that_are_no_images(part: Any, problem: str) -> None:
     assert "messages[0].content[1]" in error.value.message
 
 
-def test_what_else_stands_next_to_images() -> None:
-    with pytest.raises(UsageError, match=r"content\[1\] must be a text or an image, not {'type'"):
-        content(RED, {"type": "input_audio"})
+def test_parts_of_unknown_types_are_refused_with_images_and_without() -> None:
+    for first in (RED, "a", {"type": "text", "text": "a"}):
+        with pytest.raises(UsageError, match=r"content\[1\]\.type must be one of text, .*, not 'zork'"):
+            conversation([{"role": "user", "content": [first, {"type": "zork"}]}])
+    conversation([{"role": "user", "content": [{"text": "a"}, {"type": "thinking", "thinking": "b"}]}])
 
 
 def test_the_number_of_images() -> None:

@@ -128,11 +128,39 @@ def test_user_file_can_be_overridden(home):
         user_file({})
 
 
+def test_a_wrong_model_is_blamed_on_what_names_it(home, monkeypatch, capsys):
+    monkeypatch.setenv("SPECLLAMA_CONFIG", str(home / "mine.toml"))
+    for text, command, flags in (
+        ("model = 'none_1'", "serve", "-m"),
+        ("draft_model = 'none_1'", "serve -m pydoc", "-md"),
+        ("embeddings = 'none_1'", "serve", ""),
+    ):
+        write(home / "mine.toml", text)
+        assert run_app(command.split()) == 3
+        what = "there is no file none_1, and no model of that name"
+        assert f"mine.toml, line 1: {text.split()[0]}: {what}" in capsys.readouterr().err
+        if flags:
+            assert run_app([*command.split(), flags, "none_1"]) == 3
+            assert f"error: {flags}: {what}" in capsys.readouterr().err
+
+
+def test_config_says_which_variables_and_files_it_leaves_out(home, monkeypatch, capsys):
+    monkeypatch.setenv("SPECLLAMA_SERVICE_HOST", "10.0.0.1")
+    monkeypatch.chdir(home)
+    write(home / "models.toml", "[model.x]\nrepo = 'a/b'\n")
+    assert run_app(["config"]) == 0
+    told = capsys.readouterr().err
+    assert "SPECLLAMA_SERVICE_HOST is of a service of that name, and no settings" in told
+    assert f"{home / 'models.toml'} is left out, as of another program" in told
+
+
 def test_config_names_the_fault_of_a_value(home, monkeypatch, capsys):
     monkeypatch.setenv("SPECLLAMA_CONFIG", str(home / "mine.toml"))
     for text, fault in (
         ("seed = 'x'", "line 1: seed must be a whole number, not 'x'"),
         ("\ntemperature = 50000", "line 2: temperature must be a number from 0 to 10000"),
+        ("stop = 5", "line 1: stop must be a text or a list of texts, not 5"),
+        ("chat_template = 5", "line 1: chat_template must be a text, not 5"),
         ("port = 99999", "line 1: port must be from 0 to 65535, not 99999"),
         ("n_ctx = 99999999999", "line 1: n_ctx must be a whole number from 0 to 2147483647"),
     ):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -95,6 +96,18 @@ def test_merge_uses_the_first_value_that_is_not_none():
     assert (got.temperature, got.top_k, got.min_p) == (0.1, 7, 0.3)
     assert got.top_p == SamplingParams().top_p
     assert SamplingParams.merge() == SamplingParams() == SamplingParams.merge({}, {"seed": None})
+
+
+def test_unknown_names_are_usage_errors_with_the_nearest_ones():
+    for make in (SamplingParams, lambda **given: replace(SamplingParams(), **given)):
+        with pytest.raises(UsageError, match="unknown sampling parameter 'temprature'") as caught:
+            make(temprature=1)
+        assert caught.value.hint == "did you mean temperature?"
+    with pytest.raises(UsageError, match="'zork'") as caught:
+        SamplingParams(zork=1)
+    assert "top_k" in caught.value.hint
+    with pytest.raises(UsageError, match="unknown sampling parameter 1"):
+        SamplingParams.merge({1: None})
 
 
 def test_merge_rejects_unknown_names_and_invalid_values():

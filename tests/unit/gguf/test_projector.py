@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from specllama.cli.app import run_app
 from specllama.errors import GGUFError, UsageError
 from specllama.gguf.header import read_header, read_source
 from specllama.gguf.projector import Projector, check_fits, read_projector
@@ -82,11 +83,23 @@ def test_a_model_is_no_projector_and_a_projector_no_model(tmp_path: Path) -> Non
         read_projector(model)
     header = read_header(tiny_mmproj.gemma3(tmp_path / "mmproj.gguf"))
     with pytest.raises(
-        GGUFError, match=r"a multimodal projector \(mmproj\) of tiny-gemma3, not a"
+        GGUFError, match=r"mmproj\.gguf is a multimodal projector \(mmproj\) of tiny-gemma3, not a"
     ) as refused:
         check_model(header)
-    assert refused.value.hint == "Name the model itself with model, and this file with mmproj."
+    assert refused.value.hint == "model names a model, and mmproj this file: run, chat and serve take both."
     check_fits(read_projector(header), model)
+
+
+def test_commands_say_what_a_projector_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(tiny_mmproj.gemma3(tmp_path / "mmproj.gguf"))
+    assert run_app(["models", "show", path]) == 0
+    labels = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+    assert labels == ["name", "file", "model", "images"]
+    for command in (["pair-check", path], ["trim", path, str(tmp_path / "out.gguf")]):
+        assert run_app(command) == GGUFError.exit_code
+        told = capsys.readouterr().err.splitlines()[-2:]
+        what = f"error: {path} is a multimodal projector (mmproj) of tiny-gemma3, not a language model"
+        assert told == [what, "-m names a model, and -mm this file: run, chat and serve take both."]
 
 
 def test_the_projector_of_another_model_is_refused_by_its_width(tmp_path: Path) -> None:

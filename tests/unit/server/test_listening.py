@@ -33,8 +33,10 @@ def test_the_url_has_the_port_that_was_free() -> None:
 
 
 def test_an_address_of_another_machine_is_an_error() -> None:
-    with pytest.raises(UsageError, match="no address of this machine"):
+    with pytest.raises(UsageError, match=r"192\.0\.2\.1 is no address of this machine"):
         listening("192.0.2.1", 0, 30.0, False).__enter__()
+    with pytest.raises(UsageError, match=r"999\.1\.1\.1 is no IP address, and no name that leads to one"):
+        listening("999.1.1.1", 0, 30.0, False).__enter__()
 
 
 def test_a_privileged_port_gets_a_hint() -> None:

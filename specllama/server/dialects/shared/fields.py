@@ -356,11 +356,11 @@ def _meant(name: str, aliases: Mapping[str, str], own: Collection[str]) -> str:
 def with_options(data: Mapping[str, Any], own: Collection[str]) -> Mapping[str, Any]:
     """A body with the fields in `options` (Ollama's place) moved to the top level, where existing fields
     take precedence. own: names of fields to move; others stay in `options`. Raises FieldError for an
-    unsupported one.
+    unsupported one, and for what is no object.
     """
-    options = data.get("options")
+    options = data.get("options", {})
     if not isinstance(options, Mapping):
-        return data
+        raise FieldError("options: must be an object", "options")
     known = {name: value for name, value in options.items() if _is_one(name, own)}
     rest = {name: value for name, value in options.items() if name not in known}
     rest = supported(rest, (), "options.")

@@ -112,7 +112,7 @@ class ImageFields(Body):
             text = text or source.data or source.url
         stored = self.file_id or getattr(source, "file_id", "") or kind == "image_file"
         problem = _STORED if stored and not text else ""
-        return given_image(f"{path}.type", f"{path}.{kind}", text, problem)
+        return given_image(path, f"{path}.{kind}", text, problem)
 
 
 def replaced(text: str, texts: Mapping[int, str], other: str) -> str:

@@ -353,6 +353,13 @@ def test_sequence_breakers_as_other_front_ends_send_them(api: str) -> None:
             asked(api, dry_sequence_breakers=sent)
 
 
+@every
+def test_options_are_an_object(api: str) -> None:
+    with pytest.raises(FieldError, match="options: must be an object") as caught:
+        body(api, options=5)
+    assert caught.value.details["param"] == "options"
+
+
 @pytest.mark.parametrize("api", ["ollama", "generate"])
 def test_options_of_ollama(api: str) -> None:
     read_body = body(api, options={"num_gqa": 8, "rope_frequency_base": 1e6, "tfs_z": 1.0})

@@ -239,7 +239,7 @@ def test_markers_without_images(prompt: Any, data: list[str], problem: str) -> N
 def test_parts_without_an_image(part: dict[str, Any], problem: str) -> None:
     (given,) = checked(ChatRequest, {"messages": [said(part)]}).given_images
     assert problem in given.problem
-    assert given.param == "messages[0].content[0].type"
+    assert given.param == "messages[0].content[0]"
 
 
 @pytest.mark.parametrize("part", [{"image_url": 5}, {"image_url": {"url": 5}}, {"image_url": [DATA]}])

@@ -139,7 +139,7 @@ class TestMedia:
         conversation.say("user", [ContentPart(type="image")], "messages[3].content")
         with pytest.raises(FieldError, match="it reads text only") as error:
             conversation.read().without_images("it reads text only")
-        assert error.value.details["param"] == "messages[3].content[0].type"
+        assert error.value.details["param"] == "messages[3].content[0]"
         message = error.value.message
         assert "The image data you provided does not represent a valid image" in message, "Codex"
         claude = r"messages[.[](\d+)[\].]+content[.[](\d+)[\].]+(image|document|pdf)"

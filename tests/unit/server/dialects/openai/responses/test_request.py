@@ -289,7 +289,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"input": [{"role": "tool", "content": "x"}]}, "input[0].role", "assistant"),
     (
         {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "data:x"}]}]},
-        "input[0].content[0].type",
+        "input[0].content[0]",
         "could not process image",
     ),
     (
