@@ -12,6 +12,8 @@ import tomllib
 from pathlib import Path
 from typing import Any, BinaryIO
 
+_KINDS = {stat.S_IFDIR: "a directory", stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket"}
+
 
 class NotRegularError(OSError):
     """Something else than a regular file is there."""
@@ -38,8 +40,8 @@ def read_regular(path: str | os.PathLike[str], n_bytes: int = -1) -> bytes:
 
 def _check(path: str | os.PathLike[str], info: os.stat_result) -> None:
     if not stat.S_ISREG(info.st_mode):
-        name = os.path.basename(path)
-        raise NotRegularError(errno.EINVAL, f"{name} is not a regular file", os.fspath(path))
+        what = f"is not a regular file, but {_KINDS.get(stat.S_IFMT(info.st_mode), 'a device')}"
+        raise NotRegularError(errno.EINVAL, f"{os.path.basename(path)} {what}", os.fspath(path))
 
 
 def table_of(module: str, name: str = "") -> dict[str, Any]:

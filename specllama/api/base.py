@@ -92,18 +92,9 @@ class BaseLLM(ABC):
         IncompatiblePairError, ResourceError, EngineError.
         """
         draft, tokens = speculative(speculative_config, speculative_model, num_speculative_tokens)
-        settings = settings_of_arguments(
-            model,
-            draft,
-            tokens,
-            max_num_seqs=max_num_seqs,
-            max_model_len=max_model_len,
-            n_gpu_layers=n_gpu_layers,
-            drafters=drafters,
-            chat_template=chat_template,
-            exact=exact,
-            options=options,
-        )
+        named: dict[str, Any] = {"n_slots": max_num_seqs, "draft_max": tokens, "exact": exact}
+        named |= {"n_gpu_layers": n_gpu_layers, "drafters": drafters, "chat_template": chat_template}
+        settings = settings_of_arguments(model, draft, max_model_len, named, options)
         self._seed = SamplingParams(seed=seed).seed
         self._numbers = itertools.count()
         self._engine = EngineSession(settings, log, progress)

@@ -10,20 +10,13 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal, TypedDict
 
 from specllama.config import defaults
 from specllama.config.defaults import DRAFTERS
-from specllama.config.forms import disk_bytes, draft_tokens_of, layers_of
-from specllama.config.load import (
-    EMBEDDER_FIELDS,
-    LOAD_SETTINGS,
-    MODEL_SETTINGS,
-    LoadSettings,
-    ModelSettings,
-)
-from specllama.config.load_options import Layers
+from specllama.config.forms import disk_bytes
+from specllama.config.load import EMBEDDER_FIELDS, LOAD_SETTINGS, MODEL_SETTINGS, LoadSettings, ModelSettings
 from specllama.config.options import as_argument, option_named
 from specllama.config.sources import Values
 from specllama.config.text_file import read_text
@@ -31,7 +24,7 @@ from specllama.core.sampling.params import PARAMETERS, SamplingParams, step_name
 from specllama.drafters import wants_draft_model
 from specllama.errors import NotFoundError, SpecllamaError, UsageError, option, quoted
 from specllama.json_types import JsonObject
-from specllama.option import DRAFT, Option, OptionValues, of_kind
+from specllama.option import DRAFT, Option, OptionValues
 
 
 def load_settings(v: Mapping[str, Any], n_slots: int = 1, kept_seconds: float | None = None) -> LoadSettings:
@@ -207,19 +200,16 @@ class SpeculativeConfig(TypedDict, total=False):
 def settings_of_arguments(
     model: ModelName | None,
     speculative_model: ModelName | None,
-    num_speculative_tokens: int | Literal["auto"],
-    *,
-    max_num_seqs: int,
     max_model_len: int | None,
-    n_gpu_layers: Layers,
-    drafters: Sequence[str] | str,
-    chat_template: str | None,
-    exact: bool,
+    named: Mapping[str, Any],
     options: Mapping[str, Any],
 ) -> LoadSettings:
-    """The load settings, with models by name. Raises UsageError and NotFoundError, naming the argument."""
+    """The load settings, with models by name. named: the values of other named arguments, by the fields that
+    they set. Raises UsageError and NotFoundError, naming the argument.
+    """
     try:
-        given = _known(options)
+        fields = {**MODEL_SETTINGS, **LOAD_SETTINGS}
+        given = {name: fields[name].accept(value, name) for name, value in named.items()} | _known(options)
         target = {name: given[name] for name in MODEL_SETTINGS if name in given}
         draft = {name.removesuffix(DRAFT): value for name, value in given.items() if name.endswith(DRAFT)}
         load = {name: given[name] for name in LOAD_SETTINGS if name in given}
@@ -228,13 +218,8 @@ def settings_of_arguments(
         return assemble(
             "" if model is None else _model_argument(model, "model"),
             "none" if speculative_model is None else _model_argument(speculative_model, "draft_model"),
-            {**target, "n_gpu_layers": layers_of(n_gpu_layers, "n_gpu_layers")},
+            target,
             draft,
-            n_slots=max_num_seqs,
-            drafters=LOAD_SETTINGS["drafters"].accept(drafters, "drafters"),
-            draft_max=draft_tokens_of(num_speculative_tokens, "draft_max"),
-            exact=of_kind(exact, "exact", bool),
-            chat_template=LOAD_SETTINGS["chat_template"].accept(chat_template, "chat_template"),
             **load,
         )
     except SpecllamaError as error:
@@ -242,9 +227,7 @@ def settings_of_arguments(
 
 
 def speculative(
-    config: SpeculativeConfig | None,
-    model: ModelName | None,
-    tokens: int | Literal["auto"],
+    config: SpeculativeConfig | None, model: ModelName | None, tokens: int | Literal["auto"]
 ) -> tuple[ModelName | None, int | Literal["auto"]]:
     """(draft model, number of tokens) from the two arguments or from vLLM's dict. Raises UsageError."""
     if config is None:

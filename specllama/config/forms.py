@@ -10,7 +10,7 @@ import functools
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from specllama.config.text_file import expanded, read_text
 from specllama.errors import NotFoundError, UsageError, option, quoted
@@ -76,34 +76,36 @@ AUTO, ALL_LAYERS = -1, -2  # n_gpu_layers: all that fit, all; cache_disk, cache_
 MOST_BYTES = 2**60
 
 
-def _layers(text: str, name: str) -> int:
-    if text in ("auto", "all", "-1", "-2"):
-        return AUTO if text in ("auto", "-1") else ALL_LAYERS
-    if not re.fullmatch("[0-9]{1,9}", text):
-        raise UsageError(f"must be a number of layers from 0, auto or all, not {quoted(text)}", option=name)
-    return int(text)
+def _number_or(
+    words: Mapping[str, int | None], python: str, what: str, hint: str = "", also: Sequence[str] = ()
+) -> Form:
+    """The form of a number from 0, or of a word that stands for a value. python: the type there. what: the
+    number is. hint: of errors. also: further texts for the words, in their order.
+    """
+    *some, last = words
+    expected = f"{', '.join([f'{what} from 0', *some])} or {last}"
 
+    def of(given: Any, name: str) -> int | None:
+        if isinstance(given, str) and given in words:
+            return words[given]
+        if isinstance(given, bool) or not isinstance(given, int) or given < 0:
+            raise UsageError(f"must be {expected}, not {quoted(given)}", hint, option=name)
+        return given
 
-def layers_of(given: int | Literal["auto", "all"], name: str) -> int:
-    """n_gpu_layers as Python gives it."""
-    if given in ("auto", "all"):
-        return AUTO if given == "auto" else ALL_LAYERS
-    if isinstance(given, bool) or not isinstance(given, int) or given < 0:
-        raise UsageError(f'must be a number of layers, "auto" or "all", not {quoted(given)}', option=name)
-    return given
+    def read(text: str, name: str) -> int | None:
+        text = dict(zip(also, words, strict=False)).get(text, text)
+        return of(int(text) if re.fullmatch("[0-9]{1,9}", text) else text, name)
+
+    return Form(read, of, python)
 
 
 def _names(text: str, _name: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
-def names_of(value: Any, name: str) -> tuple[str, ...]:
-    """A list of names as Python gives it."""
-    if (
-        isinstance(value, str)
-        or not isinstance(value, Sequence)
-        or not all(isinstance(v, str) for v in value)
-    ):
+def _names_of(value: Any, name: str) -> tuple[str, ...]:
+    listed = isinstance(value, Sequence) and not isinstance(value, str)
+    if not listed or not all(isinstance(v, str) for v in value):
         raise UsageError(f"must be a list of names, not {quoted(value)}", option=name)
     return tuple(value)
 
@@ -213,20 +215,17 @@ def _projector(given: Any, name: str) -> str:
     return existing_file(path, name, "give the path of a projector, mmproj-*.gguf")
 
 
-def disk_bytes(text: str, name: str = "cache_disk") -> int:
-    """Bytes from a size as "8G", "1.5 GB" or "500 MiB"; AUTO from "auto". Raises UsageError."""
-    return _bytes(text, name)
-
-
-def ram_bytes(text: str, name: str = "cache_ram") -> int:
-    """As `disk_bytes`; numbers alone are MiB, and -1 is no limit, as in llama.cpp. Raises UsageError."""
+def _ram_bytes(text: str, name: str) -> int:
+    """As `disk_bytes`; numbers alone are MiB, and -1 is no limit, as in llama.cpp."""
     if re.fullmatch("[0-9]{1,12}", text.strip()):
         return min(int(text) << 20, MOST_BYTES)
-    return MOST_BYTES if text.strip() == "-1" else _bytes(text, name, "a number of MiB, -1 for no limit")
+    return MOST_BYTES if text.strip() == "-1" else disk_bytes(text, name, "a number of MiB, -1 for no limit")
 
 
-def _bytes(text: str, name: str, others: str = "") -> int:
-    """others: further forms of the value, for the message."""
+def disk_bytes(text: str, name: str = "cache_disk", others: str = "") -> int:
+    """Bytes from a size as "8G", "1.5 GB" or "500 MiB"; AUTO from "auto". others: further forms of the value,
+    for the message. Raises UsageError.
+    """
     if text.strip() == "auto":
         return AUTO
     match = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,9})?)\s*([kKmMgGtT]?)([iI]?)[bB]?", text.strip())
@@ -245,22 +244,8 @@ def _size(parse: Callable[[str, str], int]) -> Form:
 
 
 def _drafters(value: Any, name: str) -> tuple[str, ...]:
-    names = names_of(value, name)
+    names = _names_of(value, name)
     return () if names == ("none",) else names
-
-
-def _draft_max(text: str, name: str) -> int | None:
-    if text == "auto":
-        return None
-    if not re.fullmatch("[0-9]{1,9}", text):
-        hint = f"{option('draft_model')} names a draft model"
-        raise UsageError(f"must be a whole number from 0 or auto, not {quoted(text)}", hint, option=name)
-    return int(text)
-
-
-def draft_tokens_of(given: int | Literal["auto"], name: str) -> int | None:
-    """draft_max as Python gives it."""
-    return None if given == "auto" else int(of_kind(given, name, int))
 
 
 def experts_on_cpu(given: Mapping[str, Any]) -> int:
@@ -285,29 +270,21 @@ def _template(text: Any, name: str) -> str:
     return named_template(of_kind(text, name, str))
 
 
-def _tree(given: Any, name: str) -> int | None:
-    """Second candidates of a draft: a number, auto (None) or off (0)."""
-    if given in ("auto", "off"):
-        return None if given == "auto" else 0
-    if isinstance(given, str) and not re.fullmatch("[0-9]{1,9}", given):
-        raise UsageError(f"must be a whole number from 0, auto or off, not {quoted(given)}", option=name)
-    return int(of_kind(int(given) if isinstance(given, str) else given, name, int))
-
-
-LAYERS = Form(_layers, layers_of, "Layers")
-NAMES = _separated(_names, names_of, "str")
+LAYERS = _number_or({"auto": AUTO, "all": ALL_LAYERS}, "Layers", "a number of layers", "", ("-1", "-2"))
+NAMES = _separated(_names, _names_of, "str")
 OVERRIDES = Form(_overrides, _list_of("pairs", _pair), "Sequence[tuple[str, str]]", list)
 SHARES = _separated(_shares, _list_of("numbers", float), "float")
 PATHS = Form(_paths, _paths, "Sequence[str] | str", list)
 ADAPTERS = Form(_adapters, _list_of("pairs", _scaled_adapter), "Sequence[tuple[str, float]]", list)
 PROJECTOR = Form(_projector, _projector, "str | bool | None")
 ENDPOINTS = _separated(
-    lambda text, _: endpoints(text), lambda value, name: endpoints(names_of(value, name)), "str"
+    lambda text, _: endpoints(text), lambda value, name: endpoints(_names_of(value, name)), "str"
 )
-DISK_BYTES, RAM_BYTES = _size(disk_bytes), _size(ram_bytes)
-DRAFTER_NAMES = _separated(lambda text, name: _drafters(_names(text, name), name), _drafters, "str")
-DRAFT_TOKENS = Form(_draft_max, draft_tokens_of, 'int | Literal["auto"]')
-TREE = Form(_tree, _tree, 'int | Literal["auto", "off"]')
+DISK_BYTES, RAM_BYTES = _size(disk_bytes), _size(_ram_bytes)
+DRAFTERS = _separated(lambda text, name: _drafters(_names(text, name), name), _drafters, "str")
+_NOT_TOKENS = f"{option('draft_model')} names a draft model"
+TOKENS = _number_or({"auto": None}, 'int | Literal["auto"]', "a whole number", _NOT_TOKENS)
+TREE = _number_or({"auto": None, "off": 0}, 'int | Literal["auto", "off"]', "a whole number")
 TEMPLATE = Form(_template, _template, "str")
 NEGATED = Form(
     lambda value, _: not value, lambda given, name: of_kind(given, name, bool), "bool", bool

@@ -13,28 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
+from specllama.config import forms
 from specllama.config.defaults import CACHE_TYPE, DRAFTERS, KEPT_SECONDS, N_BATCH, N_UBATCH, SERVED_SLOTS
-from specllama.config.forms import (
-    ADAPTERS,
-    DISK_BYTES,
-    DRAFT_TOKENS,
-    DRAFTER_NAMES,
-    ENDPOINTS,
-    LAYERS,
-    MOST_BYTES,
-    NAMES,
-    NEGATED,
-    OVERRIDES,
-    PATHS,
-    PROJECTOR,
-    RAM_BYTES,
-    SHARES,
-    TEMPLATE,
-    TREE,
-    adapters,
-    experts_on_cpu,
-    template,
-)
 from specllama.config.forms import ALL_LAYERS as ALL_LAYERS
 from specllama.config.forms import AUTO as AUTO
 from specllama.drafters import copies, wants_draft_model
@@ -80,7 +60,7 @@ class ModelSettings:
     path: str
     n_ctx: int = _models(0, scope=_PROJECT, argument="max_model_len", low=0)
     lora: tuple[tuple[str, float], ...] = _models(
-        (), completes=(GGUF,), form=ADAPTERS, merge=adapters, also=(_ALSO["lora_scaled"],)
+        (), completes=(GGUF,), form=forms.ADAPTERS, merge=forms.adapters, also=(_ALSO["lora_scaled"],)
     )
     rope_scaling: str | None = _models(None, choices=("none", "linear", "yarn"))
     rope_scale: float | None = _models(None)
@@ -96,22 +76,22 @@ class ModelSettings:
     n_batch: int = _hardware(N_BATCH, inherited=True, low=1)
     n_ubatch: int = _hardware(N_UBATCH, inherited=True, low=1)
     n_gpu_layers: int = _hardware(
-        AUTO, completes=("auto", "all"), scope=_PROJECT, form=LAYERS, low=ALL_LAYERS
+        AUTO, completes=("auto", "all"), scope=_PROJECT, form=forms.LAYERS, low=ALL_LAYERS
     )
-    devices: tuple[str, ...] = _hardware((), completes=("none",), form=NAMES)
-    tensor_split: tuple[float, ...] = _hardware((), form=SHARES)
+    devices: tuple[str, ...] = _hardware((), completes=("none",), form=forms.NAMES)
+    tensor_split: tuple[float, ...] = _hardware((), form=forms.SHARES)
     split_mode: str = _hardware("layer", choices=("none", "layer", "row", "tensor"))
     tensor_parallel_size: int = _hardware(0, low=0)
     main_gpu: int = _hardware(0, low=0)
-    override_tensor: tuple[tuple[str, str], ...] = _hardware((), scope=_MODEL, form=OVERRIDES)
+    override_tensor: tuple[tuple[str, str], ...] = _hardware((), scope=_MODEL, form=forms.OVERRIDES)
     n_cpu_moe: int = _hardware(
-        0, scope=_PROJECT, merge=experts_on_cpu, low=-1, also=(_ALSO["cpu_moe"], _ALSO["cpu_moe_draft"])
+        0, scope=_PROJECT, merge=forms.experts_on_cpu, low=-1, also=(_ALSO["cpu_moe"], _ALSO["cpu_moe_draft"])
     )
     cache_type_k: str = _hardware(CACHE_TYPE, choices=CACHE_TYPES)
     cache_type_v: str = _hardware(CACHE_TYPE, choices=CACHE_TYPES)
     flash_attn: str = _hardware("auto", inherited=True, choices=("on", "off", "auto"))
     swa_full: bool | None = _hardware(None)
-    use_mmap: bool = _hardware(True, name="no_mmap", inherited=True, form=NEGATED)
+    use_mmap: bool = _hardware(True, name="no_mmap", inherited=True, form=forms.NEGATED)
     use_mlock: bool = _hardware(False, name="mlock", inherited=True)
 
     def __post_init__(self) -> None:
@@ -171,35 +151,35 @@ class LoadSettings:
     target: ModelSettings
     draft: ModelSettings | None = None
     n_slots: int = option_field(1, panel="Server", argument="max_num_seqs", low=1, high=MAX_SLOTS)
-    drafters: tuple[str, ...] = _drafting(DRAFTERS, completes=(LIST, *DRAFTERS, "none"), form=DRAFTER_NAMES)
+    drafters: tuple[str, ...] = _drafting(DRAFTERS, completes=(LIST, *DRAFTERS, "none"), form=forms.DRAFTERS)
     draft_max: int | None = _drafting(
-        None, completes=("auto",), form=DRAFT_TOKENS, argument="num_speculative_tokens", low=0, high=MAX_DRAFT
+        None, completes=("auto",), form=forms.TOKENS, argument="num_speculative_tokens", low=0, high=MAX_DRAFT
     )
     draft_vocab: str = _drafting("strict", choices=DRAFT_VOCABS)
-    draft_tree: int | None = _drafting(None, completes=("auto", "off"), form=TREE, low=0, high=MAX_TREE)
+    draft_tree: int | None = _drafting(None, completes=("auto", "off"), form=forms.TREE, low=0, high=MAX_TREE)
     draft_min: int = _drafting(0, low=0, high=MAX_DRAFT)
     draft_p_min: float = _drafting(0.0, low=0, high=1)
     exact: bool = _drafting(False)
     exact_width: int | None = _drafting(None, low=1, high=MAX_DRAFT)
-    calibrate: bool = _drafting(True, name="no_calibrate", form=NEGATED)
-    memory: bool = _drafting(True, name="no_memory", form=NEGATED)
-    memory_from: tuple[str, ...] = _drafting((), scope=Scope.USER, form=PATHS)
+    calibrate: bool = _drafting(True, name="no_calibrate", form=forms.NEGATED)
+    memory: bool = _drafting(True, name="no_memory", form=forms.NEGATED)
+    memory_from: tuple[str, ...] = _drafting((), scope=Scope.USER, form=forms.PATHS)
     chat_template: str | None = _prompt(
-        None, also=(_ALSO["chat_template_file"],), form=TEMPLATE, merge=template
+        None, also=(_ALSO["chat_template_file"],), form=forms.TEMPLATE, merge=forms.template
     )
     tool_format: str = _prompt("auto")
-    rpc: tuple[str, ...] = _hardware((), form=ENDPOINTS)
+    rpc: tuple[str, ...] = _hardware((), form=forms.ENDPOINTS)
     schema_open: bool = option_field(False, panel="Sampling", scope=_PROJECT)
     cache_disk: int = _hardware(
-        0, completes=("auto", "0"), form=DISK_BYTES, measuring=False, low=AUTO, high=MOST_BYTES
+        0, completes=("auto", "0"), form=forms.DISK_BYTES, measuring=False, low=AUTO, high=forms.MOST_BYTES
     )
     kept_seconds: float = option_field(KEPT_SECONDS, low=0, high=10**9)
     cache_ram: int = _hardware(
-        AUTO, completes=("auto", "0"), form=RAM_BYTES, measuring=False, low=AUTO, high=MOST_BYTES
+        AUTO, completes=("auto", "0"), form=forms.RAM_BYTES, measuring=False, low=AUTO, high=forms.MOST_BYTES
     )
     ctx_checkpoints: int | None = _hardware(None, measuring=False, low=0)
-    mmproj: str = _images("", scope=_MODEL, completes=(GGUF,), form=PROJECTOR)
-    mmproj_offload: bool = _images(True, name="no_mmproj_offload", form=NEGATED)
+    mmproj: str = _images("", scope=_MODEL, completes=(GGUF,), form=forms.PROJECTOR)
+    mmproj_offload: bool = _images(True, name="no_mmproj_offload", form=forms.NEGATED)
     image_min_tokens: int = _images(0, scope=_PROJECT, low=0, high=MAX_IMAGE)
     image_max_tokens: int = _images(0, scope=_PROJECT, low=0, high=MAX_IMAGE)
     pooling: str | None = option_field(None, choices=POOLINGS)

@@ -89,10 +89,7 @@ def _model_of_bench(model: Option) -> list[Option]:
     if model.name != "model":
         return [model]
     help_ = "as -m; with --server the name of the server's model"
-    return [
-        replace(model, flags=("-m",)),
-        replace(model, name="model_name", flags=("--model",), help=help_),
-    ]
+    return [replace(model, flags=("-m",)), replace(model, name="model_name", flags=("--model",), help=help_)]
 
 
 def _without(names: Sequence[str]) -> list[Option]:

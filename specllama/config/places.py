@@ -75,13 +75,8 @@ def of_user(environ: Mapping[str, str], variable: str, path: Path, what: str) ->
 
 def user_directory(kind: Literal["config", "cache", "data"]) -> Path:
     """The user's directory of this kind for specllama, or NOWHERE."""
-    find = {
-        "config": platformdirs.user_config_dir,
-        "cache": platformdirs.user_cache_dir,
-        "data": platformdirs.user_data_dir,
-    }[kind]
     try:
-        directory = Path(find("specllama", appauthor=False))
+        directory = Path(getattr(platformdirs, f"user_{kind}_dir")("specllama", appauthor=False))
     except RuntimeError:
         return NOWHERE
     return directory if directory.is_absolute() else NOWHERE

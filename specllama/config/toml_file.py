@@ -41,8 +41,6 @@ _MANY_PARTS = re.compile(rf"(?<![\w-])(?:[\w-]+[ \t]*\.[ \t]*){{{MAX_PARTS}}}", 
 
 @dataclass(frozen=True)
 class TomlFile:
-    """A file, its text and what it says."""
-
     path: Path
     text: str
     data: JsonObject

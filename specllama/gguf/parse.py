@@ -159,8 +159,6 @@ class TensorInfo:
 
 
 class Parsed(NamedTuple):
-    """The contents of a header, in file order."""
-
     version: int
     alignment: int
     entries: dict[str, MetadataEntry]

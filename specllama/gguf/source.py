@@ -6,10 +6,11 @@ Knows nothing about the format, but recognises files of other formats.
 from __future__ import annotations
 
 import os
-import stat
+from contextlib import AbstractContextManager
 from typing import NoReturn, Protocol
 
 from specllama.errors import GGUFError, NotFoundError, UsageError
+from specllama.regular_file import NotRegularError, open_regular
 
 MAX_HEADER_BYTES = 64 << 20  # the largest known headers (262k tokens, 500k merges) have 20 MB
 MAX_PARTS = 1000  # of a split model
@@ -30,7 +31,7 @@ class GGUFSource(Protocol):
         """At most `n` bytes from `offset`; empty only at the end of the source, or if it has changed."""
 
 
-class FileSource:
+class FileSource(AbstractContextManager["FileSource"]):
     """A regular file on disk, as a `GGUFSource` and context manager.
 
     Raises NotFoundError (no such file), GGUFError (not a regular file), UsageError (not readable).
@@ -38,49 +39,33 @@ class FileSource:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.name = os.fspath(path)
-        self._fd = -1
         try:
-            # Opening a FIFO would block: check first, and open without blocking in case the file is replaced
-            # meanwhile.
-            _refuse_special(self.name, os.stat(self.name))
-            self._fd = os.open(
-                self.name, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
-            )
-            info = os.fstat(self._fd)
-            _refuse_special(self.name, info)
+            self._file = open_regular(path, buffering=0)
         except (FileNotFoundError, NotADirectoryError):
             message = f"{self.name}: no such file"
             raise NotFoundError(message, "Check the path, or see: specllama models.") from None
         except PermissionError:
             message = f"{self.name}: no permission to read the file"
             raise UsageError(message, "Check its owner and mode.") from None
-        except (OSError, ValueError) as e:
-            self.close()
+        except NotRegularError as error:
+            message = f"{self.name}: file at byte 0: {error.strerror}"
+            raise GGUFError(message, "Name the .gguf file itself.") from None
+        except (OSError, ValueError) as error:
             shown = self.name.replace("\0", "\\0") if len(self.name) < 300 else self.name[:300] + "…"
-            raise UsageError(f"{shown}: cannot be opened: {_reason(e)}") from None
-        except GGUFError:
-            self.close()
-            raise
-        self.size = info.st_size
+            why = getattr(error, "strerror", "") or error
+            raise UsageError(f"{shown}: cannot be opened: {why}") from None
+        self.size = os.fstat(self._file.fileno()).st_size
 
     def read(self, offset: int, n: int) -> bytes:
         try:
-            os.lseek(self._fd, offset, os.SEEK_SET)
-            return os.read(self._fd, n)
-        except OSError as e:
-            message = f"{self.name}: cannot be read at byte {offset}: {_reason(e)}"
+            self._file.seek(offset)
+            return self._file.read(n)
+        except OSError as error:
+            message = f"{self.name}: cannot be read at byte {offset}: {error.strerror or error}"
             raise GGUFError(message, DOWNLOAD_AGAIN) from None
 
-    def close(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
-
-    def __enter__(self) -> FileSource:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
 
 
 class Window:
@@ -185,20 +170,3 @@ def foreign_format(head: bytes) -> tuple[str, str] | None:
     if not head.strip(b"\0"):
         return "zeros: an unfinished download", DOWNLOAD_AGAIN
     return None
-
-
-def _refuse_special(path: str, info: os.stat_result) -> None:
-    kinds = {
-        stat.S_IFDIR: "a directory",
-        stat.S_IFIFO: "a named pipe",
-        stat.S_IFSOCK: "a socket",
-        stat.S_IFCHR: "a device",
-        stat.S_IFBLK: "a device",
-    }
-    if not stat.S_ISREG(info.st_mode):
-        kind = kinds.get(stat.S_IFMT(info.st_mode), "not a regular file")
-        raise GGUFError(f"{path}: file at byte 0: {kind}, not a file", "Name the .gguf file itself.")
-
-
-def _reason(e: Exception) -> str:
-    return (e.strerror or type(e).__name__) if isinstance(e, OSError) else str(e)

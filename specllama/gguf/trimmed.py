@@ -52,7 +52,6 @@ class TrimInfo:
 
     @property
     def label(self) -> str:
-        """A description, for people."""
         covers = ""
         if self.coverage is not None:
             covers = f", covers {100 * self.coverage:.1f} % of the texts that it was trimmed for"

@@ -34,7 +34,6 @@ def _read(header: Header) -> HeadInfo:
     return HeadInfo(
         kind=GEMMA4_ASSISTANT,
         header=header,
-        own_file=True,
         n_layer=n_layer,
         n_embd=header.n_embd,
         n_embd_target=width,

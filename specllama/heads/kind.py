@@ -79,12 +79,12 @@ class HeadInfo:
 
     kind: HeadKind
     header: Header = field(repr=False)
-    own_file: bool
     n_layer: int
     n_embd: int
     n_embd_target: int
     n_vocab: int
     n_proposed: int
+    own_file: bool = True
     n_layer_target: int = 0
     target_layers: tuple[int, ...] = ()
     own_embeddings: bool = True
@@ -100,7 +100,6 @@ class HeadInfo:
 
     @property
     def path(self) -> str:
-        """The file that holds it."""
         return self.header.path
 
     @property
@@ -125,7 +124,6 @@ class HeadInfo:
 
     @property
     def tensors(self) -> tuple[TensorInfo, ...]:
-        """Its own tensors."""
         if self.own_file:
             return self.header.tensors
         return tuple(t for t in self.header.tensors if (_block(t.name) or 0) >= self.n_layer_target)

@@ -251,7 +251,6 @@ class Overlap:
 
     @property
     def label(self) -> str:
-        """The share, for people."""
         return f"{100 * self.share:.0f} % of tokens shared"
 
 

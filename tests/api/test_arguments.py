@@ -265,7 +265,7 @@ class TestOptions:
             ({"max_num_seqs": 257}, "max_num_seqs must be"),
             ({"max_model_len": 0}, "max_model_len must be a whole number from 1 to 2147483647, not 0"),
             ({"max_model_len": 4096.0}, "max_model_len must be"),
-            ({"n_gpu_layers": -1}, 'n_gpu_layers must be a number of layers, "auto" or "all", not -1'),
+            ({"n_gpu_layers": -1}, "n_gpu_layers must be a number of layers from 0, auto or all, not -1"),
             ({"n_gpu_layers": "99"}, "n_gpu_layers must be"),
             ({"n_gpu_layers_draft": None}, "n_gpu_layers_draft must be"),
             ({"drafters": 5}, "drafters must be a list of names, not 5"),

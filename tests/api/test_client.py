@@ -23,18 +23,8 @@ Inbox = queue.SimpleQueue[m.Message | SpecllamaError]
 
 
 def settings() -> LoadSettings:
-    named = settings_of_arguments(
-        None,
-        None,
-        0,
-        max_num_seqs=2,
-        max_model_len=32768,
-        n_gpu_layers=0,
-        drafters=(),
-        chat_template=None,
-        exact=False,
-        options={"n_threads": 1, "calibrate": False},
-    )
+    fields = {"n_slots": 2, "draft_max": 0, "n_gpu_layers": 0, "drafters": ()}
+    named = settings_of_arguments(None, None, 32768, fields, {"n_threads": 1, "calibrate": False})
     embedded = prepare.prepare_if_on_disk(Library(), named)
     assert embedded is not None
     assert isinstance(embedded.target, ModelSettings)
