@@ -25,7 +25,7 @@ from contextlib import ExitStack
 
 from scripts import cli
 from specllama import LLM
-from specllama.bench.workloads import WORKLOADS
+from specllama.bench.runner import WORKLOADS
 from specllama.errors import SpecllamaError
 
 PROMPTS = {

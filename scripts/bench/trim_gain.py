@@ -24,7 +24,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, TypeVar
 
 from scripts import cli
-from specllama.bench.workloads import WORKLOADS
+from specllama.bench.runner import WORKLOADS
 from specllama.client import protocol
 from specllama.client.tune_messages import Trim, Trimmed
 from specllama.config.load import LoadSettings, ModelSettings

@@ -31,7 +31,7 @@ from typing import NamedTuple
 from scripts import cli
 from scripts.bench.texts import questions
 from specllama import LLM, CompletionOutput
-from specllama.bench.workloads import load_prompts
+from specllama.bench.runner import load_prompts
 from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specllama.errors import SpecllamaError
 

@@ -47,7 +47,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from scripts import cli
 from scripts.replay import devices, hindsight
-from specllama.bench import workloads
+from specllama.bench import runner as workloads
 from specllama.client.protocol import Notice
 from specllama.core.interfaces import CachingDrafter, Drafter
 from specllama.core.policy.base import CHAINS, Draft, Round, RoundLimits

@@ -10,6 +10,7 @@ import asyncio
 import hashlib
 import json
 from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import urlsplit
@@ -210,7 +211,6 @@ def status_error(status: int, headers: Mapping[str, str], body: bytes, url: str)
 
 
 def unreachable(error: Exception, url: str) -> NetworkError:
-    """The error for a connection that failed or broke off."""
     what = " ".join(str(error).split())[:200] or type(error).__name__
     if isinstance(error, httpx2.TimeoutException):
         what = "no connection in time"
@@ -224,13 +224,11 @@ def unreachable(error: Exception, url: str) -> NetworkError:
 
 
 def timed_out(url: str, seconds: float) -> NetworkError:
-    """The error for an answer that does not end in time."""
     message = f"{url} has not answered within {seconds:g} s"
     return NetworkError(message, "--timeout S waits longer, -n makes answers shorter")
 
 
 def not_an_api(url: str, why: str) -> NotFoundError:
-    """The error for an answer that does not come from an OpenAI-compatible API."""
     hint = "give the address of an OpenAI-compatible API, for example http://127.0.0.1:8080/v1"
     return NotFoundError(f"{url} answers, but not as an OpenAI-compatible API does: {why}", hint)
 
@@ -304,7 +302,7 @@ class ServerInfo:
     speculation: Mapping[str, Any] = field(default_factory=dict)
 
 
-class ServerClient:
+class ServerClient(AbstractAsyncContextManager["ServerClient"]):
     """A client of a server; an asynchronous context manager.
 
     key: "" for none; agent: the User-Agent; seconds: the timeout of an answer. Raises NetworkError for proxy
@@ -329,9 +327,6 @@ class ServerClient:
         except (ValueError, httpx2.InvalidURL, OSError, ImportError) as error:
             hint = "check HTTP_PROXY, HTTPS_PROXY, ALL_PROXY and SSL_CERT_FILE"
             raise NetworkError(f"the proxy or certificate settings cannot be used: {error}", hint) from None
-
-    async def __aenter__(self) -> ServerClient:
-        return self
 
     async def __aexit__(self, *_: object) -> None:
         await self._http.aclose()

@@ -111,13 +111,12 @@ def _row(
     cells: JsonObject = {}
     for name in configs:
         total = summed(s.stats for (case, _), s in answers[name].items() if case in included)
+        firsts = {key: 1000 * s.stats.ttft_seconds for key, s in answers[name].items()}
         cells[name] = {
             "answers": sum(case in included for case, _ in answers[name]),
             "decode_tps": estimate(grouped(rates[name])),
             "speedup": None if name == PLAIN else estimate(grouped(speedups[name])),
-            "ttft_ms": estimate(
-                grouped({key: 1000 * s.stats.ttft_seconds for key, s in answers[name].items()})
-            ),
+            "ttft_ms": estimate(grouped(firsts)),
             **{key: getattr(total, attribute) for key, attribute in _CELL.items()},
         }
 

@@ -108,7 +108,6 @@ class ServingMeasurement:
 
     @property
     def succeeded(self) -> list[ServedAnswer]:
-        """The answers without a problem."""
         return [answer for answer in self.answers if answer.problem is None]
 
 
@@ -271,10 +270,8 @@ def _row(series: str, concurrency: int, measured: Sequence[ServingMeasurement]) 
 
     rates = [cell["tps"] for cell in cells if cell["tps"] is not None]
     drafted, accept = total(a.n_drafted for a in answers), total(a.n_accept for a in answers)
-    cached, prompt = (
-        total(a.n_cached for a in answers),
-        total(a.n_prompt for a in answers if a.n_cached is not None),
-    )
+    cached = total(a.n_cached for a in answers)
+    prompt = total(a.n_prompt for a in answers if a.n_cached is not None)
     return {
         "series": series,
         "concurrency": concurrency,

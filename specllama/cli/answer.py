@@ -61,8 +61,14 @@ def generate(
 
     def receive(event: protocol.Message) -> None:
         nonlocal watches
-        n_before = len(answer.ids)
-        _receive(answer, event, progress, show)
+        n_before, delta = len(answer.ids), answer.add(event)
+        if isinstance(event, protocol.Prefilled):
+            what = "reading an image of the prompt" if event.at_image else "reading the prompt"
+            progress.show(what, event.n_done / event.n_prompt, f"of {event.n_prompt} tokens")
+        if delta is not None:
+            progress.clear()
+            if show is not None and delta.text:
+                show(delta.text, delta.runs)
         n = len(answer.ids) // EVERY * EVERY
         if watches and n > n_before and repeats(answer.ids[:n], NOTICED):
             watches = False
@@ -104,32 +110,34 @@ def cut_short(answer: GenerationResult, n_ctx: int) -> tuple[str, ResourceError 
     return why, ResourceError(f"{why}, before its schema or grammar allows an end", hint)
 
 
-def _receive(
-    answer: GenerationResult, event: protocol.Message, progress: Progress, show: Show | None
-) -> None:
-    delta = answer.add(event)
-    if isinstance(event, protocol.Prefilled):
-        what = "reading an image of the prompt" if event.at_image else "reading the prompt"
-        progress.show(what, event.n_done / event.n_prompt, f"of {event.n_prompt} tokens")
-    if delta is not None:
-        progress.clear()
-        if show is not None and delta.text:
-            show(delta.text, delta.runs)
+@contextlib.contextmanager
+def engine(values: Mapping[str, Any]) -> Iterator[EngineClient]:
+    """An engine process, whose log goes to --log-file, or to stderr with -v. Raises UsageError."""
+    log = log_file(values)
+    with log or contextlib.nullcontext(), EngineClient(engine_log(log, values.get("verbose", False))) as one:
+        yield one
 
 
 def load(
     client: EngineClient,
+    values: Mapping[str, Any],
     settings: LoadSettings,
-    verbose: bool = False,
-    measure_when_idle: bool = False,
-    open_draft: bool = True,
+    line: Callable[[LoadInfo], str] | None = None,
+    chats: bool = False,
+    **more: bool,
 ) -> LoadInfo:
-    """Load models, with progress on a terminal; returns the engine's report.
-
-    Raises what client.load raises.
+    """Load models, with progress on a terminal; returns the engine's report, once its notes are shown after a
+    line. values: option values. chats: the template of messages is needed, whose fault an error says then.
+    more: arguments of client.load. Raises what that raises.
     """
+    verbose = values.get("verbose", False) or "log_file" in values
     with Progress(delay=1.0) as progress:
-        return client.load(settings, progress.loading, verbose, measure_when_idle, open_draft)
+        info = client.load(settings, progress.loading, verbose, **more)
+    if line is not None:
+        console.note(line(info))
+    for note in info.notes if info.template_works or not (chats and info.template) else ():
+        console.show(note)
+    return info
 
 
 @contextlib.contextmanager

@@ -7,11 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from specllama.cli import console
-from specllama.cli.answer import engine_log, load, log_file
+from specllama.cli.answer import engine, load
 from specllama.cli.options import resolved
 from specllama.cli.progress import prepared
 from specllama.client import protocol
-from specllama.client.client import EngineClient
 from specllama.client.model_info import LoadInfo
 from specllama.config import build
 from specllama.config.text_file import read_text, standard_input
@@ -27,17 +26,11 @@ def embed(given: Mapping[str, Any]) -> int:
     if "dimensions" in values and n < 1:
         raise UsageError(f"must be a whole number from 1, not {n}", option="dimensions")
     settings = prepared(build.embedder_settings(values, alone=True), values)
-    log = log_file(values)
-    verbose = values.get("verbose", False) or log is not None
-    with EngineClient(engine_log(log, verbose)) as client:
-        info = load(client, settings, verbose)
-        for note in info.notes:
-            console.show(note)
+    with engine(values) as client:
+        info = load(client, values, settings)
         query, cut = values.get("query"), values.get("truncate", False)
         order = protocol.Embed(client.next_id(), [*texts], query, n_values=n, truncate=cut, pooled=False)
         made = client.embed(order)
-    if log is not None:
-        log.close()
     if query is not None:
         ranked = sorted(made, key=lambda one: -one.numbers()[0][0])
         lines = [f"{one.numbers()[0][0]:.6f}  {' '.join(texts[one.text_index].split())}" for one in ranked]

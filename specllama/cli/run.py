@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from specllama.cli import console, readout
@@ -16,11 +17,10 @@ from specllama.cli.answer import (
     calibrate,
     check_reads_images,
     cut_short,
-    engine_log,
+    engine,
     generate,
     given_images,
     load,
-    log_file,
     may_loop,
     placed,
 )
@@ -32,8 +32,9 @@ from specllama.client.model_info import LoadInfo
 from specllama.client.stream import GenerationResult
 from specllama.config import build, defaults
 from specllama.config.forms import unescaped
+from specllama.config.sources import MODEL, Values
 from specllama.config.text_file import STDIN, read_text, standard_input, without_last_newline
-from specllama.core.gain import PlainRate, compared_rate
+from specllama.core.gain import compared_rate
 from specllama.errors import UsageError
 from specllama.json_types import JsonObject
 from specllama.text.prompt_parts import reasoning_variables
@@ -64,14 +65,17 @@ def typed_prompt(values: Mapping[str, Any]) -> str:
 
 
 def _typed(values: Mapping[str, Any]) -> str | None:
-    """The prompt on the command line. Raises UsageError for a word that is a model's name."""
+    """The prompt on the command line. Raises UsageError for a word that is a model's name, where no flag has
+    named one.
+    """
     words: Sequence[str] = values.get("words", ())
+    flags = values.keys() - (values.origins if isinstance(values, Values) else {})
     if words and "prompt" in values:
         shown = " ".join(words)[:60]
         raise UsageError(
             f"there are two prompts: that of -p and {shown!r}", "put the whole prompt in quotation marks"
         )
-    if words and _MODEL.fullmatch(words[0]):
+    if words and not flags & {*MODEL} and _MODEL.fullmatch(words[0]):
         rest = " ".join(words[1:]) or "..."
         raise UsageError(
             f"{words[0]!r} looks like the name of a model, and a prompt is expected here",
@@ -113,37 +117,28 @@ def run(given: Mapping[str, Any]) -> int:
     wanted = build.load_settings(values, kept_seconds=defaults.KEPT_SECONDS_OF_RUN)
     settings = prepared(wanted, values)  # last: it may download
     check_reads_images(images, bool(settings.projector), settings.target.path)
-    as_json, log = values.get("json", False), log_file(values)
-    verbose = values.get("verbose", False) or log is not None
-    with EngineClient(engine_log(log, verbose)) as client:
-        info = load(client, settings, verbose)
+    as_json, structured = values.get("json", False), "json_schema" in params or "grammar" in params
+    with engine(values) as client:
+        line, chats = partial(readout.start_line, structured=structured), request.chat is not None
+        info = load(client, values, settings, line, chats)
         check_reads_images(images, info.vision, info.target.path)
-        structured = "json_schema" in params or "grammar" in params
-        console.note(readout.start_line(info, structured))
-        for note in info.notes:
-            console.show(note)
         if request.chat is not None and not info.template:
             request = _continued(request, request.chat)
         if may_loop(params) and (as_json or values.get("quiet") or not sys.stdout.isatty()):
             request = replace(request, end_loops=True)
         show = None if as_json else lambda text, _: console.data(text)
         answer = generate(client, request, show, _result(request, info))
-        plain = answer.plain
         interrupted = answer.finish_reason == "cancel"
         compare = values.get("compare") and not interrupted
         compared = _compare(client, request, answer, info) if compare else None
         if compared is not None and compared.finish_reason == "cancel":
             interrupted, compared = True, None
-        if compared is not None:
-            plain = compared_rate(compared.stats)
-        _show(answer, compared, plain, info, len(images), as_json, values.get("verbose", False))
+        _show(answer, compared, info, len(images), as_json, values.get("verbose", False))
         why, error = cut_short(answer, info.n_ctx)
         if error is None and (why or interrupted):
             console.note(f"note: {why or 'stopped'}")
         if settings.calibrate and not interrupted and answer.unmeasured:
             calibrate(client)
-    if log is not None:
-        log.close()
     if error is not None:
         raise error
     return INTERRUPTED if interrupted else 0
@@ -196,13 +191,13 @@ def _compare(
 def _show(
     answer: GenerationResult,
     compared: GenerationResult | None,
-    plain: PlainRate,
     info: LoadInfo,
     n_images: int,
     as_json: bool,
     verbose: bool,
 ) -> None:
     """Print the object or the read-out. verbose: with all figures."""
+    plain = answer.plain if compared is None else compared_rate(compared.stats)
     if as_json:
         result = readout.as_json(answer, plain, info)
         if n_images:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from specllama.cli.chat.commands import COMMANDS
-from specllama.cli.chat.settings import NAMES
+from specllama.cli.chat.engine import NAMES
 from tests.support import ggufbytes as g
 from tests.support import tinygguf
 from tests.support.chats import (
@@ -362,8 +362,9 @@ class TestPipe:
         assert (result.code, result.out) == (2, "")
         assert "the model has no chat template" in result.err
         assert "run --raw" in result.err
-        result = chat(shared, "zip", args=("--chat-template", "{{ raise_exception('no') }}"))
+        result = chat(shared, "zip", args=("--chat-template", "{{ raise_exception('no way') }}"))
         assert (result.code, result.out) == (2, "")
+        assert result.err.count("no way") == 1
         alternating = "{% if messages|length > 1 %}{{ raise_exception('only one') }}{% endif %}{{ messages }}"
         result = chat(shared, "zip", "zap", "/save alone.json", args=(*FEW, "--chat-template", alternating))
         assert "only one" in result.err

@@ -347,7 +347,7 @@ class TestTerminal:
         assert first[1]["finish_reason"] == "cancel"
         with Terminal(command, "--continue", "--no-calibrate") as user:
             user.expect("going on with list all methods, please: 2 turns")
-            user.expect("1 turn before this one:")
+            user.expect("the last of them:")
             user.expect("> and sort[?]")
             user.prompt()
             user.ask("and zip?")
@@ -434,4 +434,4 @@ class TestTerminal:
 def test_a_first_message_that_does_not_fit_leaves_no_file(command: Command) -> None:
     assert chat(command, "word " * 400, args=(*FULL, "--name", "x")).code == 2
     assert files(command) == []
-    assert ChatLibrary(command.home / "data" / "chats").chats() == []
+    assert list(ChatLibrary(command.home / "data" / "chats").chats()) == []

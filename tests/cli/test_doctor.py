@@ -18,10 +18,9 @@ from pathlib import Path
 import pytest
 
 import specllama
-from specllama.cli.doctor import machine
+from specllama.cli.doctor import report as machine
 from specllama.cli.doctor.command import exactness_verdict, pays_verdict
-from specllama.cli.doctor.files import Problem, directory_size, meaning, pays_from
-from specllama.cli.doctor.machine import without_secrets
+from specllama.cli.doctor.report import Problem, directory_size, meaning, pays_from, without_secrets
 from specllama.llama import kernel_build
 from specllama.models.hub.env import hub_cache, is_offline, token_source
 from specllama.models.quants import size

@@ -406,7 +406,7 @@ def test_one_clock_measures_time() -> None:
     times_of_day = {
         "models.progress", "server.dialects.ollama", "server.dialects.shared.writer",
         "server.dialects.openai.responses.writer", "server.service", "cli.cache", "cli.chats",
-        "cli.doctor.files", "worker.profile",
+        "cli.doctor.report", "worker.profile",
     }  # fmt: skip
     clocks = {
         (module_name(path), node.attr)
@@ -426,7 +426,7 @@ def test_files_of_its_own_are_opened_as_regular_ones() -> None:
     others = {
         "config.text_file", "llama.kernels", "llama.kernel_build", "llama.vision_build",
         "models.memory.available",
-        "processor_time", "text.template_process", "other_work", "cli.doctor.machine", "server.page",
+        "processor_time", "text.template_process", "other_work", "cli.doctor.report", "server.page",
         "bench.report",
     }  # fmt: skip
     readers = set()

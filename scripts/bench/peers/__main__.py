@@ -39,7 +39,7 @@ from scripts.bench.peers.cells import Cell, Figures, key, measure, spread, toget
 from scripts.bench.peers.points import CHATML, HEADS, OURS, SIMPLE, Case, grid
 from scripts.bench.peers.raw import OtherSettings, Raw, replace
 from scripts.bench.peers.table import TITLE, line, markdown, summary, totals
-from specllama.bench.workloads import WORKLOADS
+from specllama.bench.runner import WORKLOADS
 from specllama.models.memory.available import physical_cores
 
 Prompts = Mapping[str, list[str]]

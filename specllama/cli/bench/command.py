@@ -14,17 +14,15 @@ from specllama.bench.summary import SCHEMA, sample_figures, summarise
 from specllama.bench.words import advice, draft_answer, verdict
 from specllama.cli import console, readout
 from specllama.cli.answer import engine_log, load, log_file
-from specllama.cli.bench.plan import BenchPlan, make_plan
+from specllama.cli.bench.plan import BenchPlan, PartialResults, make_plan, provenance, warn_if_busy
 from specllama.cli.bench.text import lines, write_report
 from specllama.cli.formatting import rough_duration
-from specllama.cli.measuring import PartialResults, provenance, warn_if_busy
 from specllama.cli.options import resolved
 from specllama.cli.progress import Progress, prepared
 from specllama.client.client import EngineClient
 from specllama.client.model_info import LoadInfo
 from specllama.clock import running_time
 from specllama.config import build
-from specllama.config.load import LoadSettings
 from specllama.config.options import ASKING
 from specllama.core.gain import was_busy
 from specllama.errors import UsageError
@@ -36,8 +34,6 @@ from specllama.wording import counted
 
 @dataclass(slots=True)
 class BenchResults(PartialResults):
-    """The results of a bench so far."""
-
     info: LoadInfo | None = None
     samples: list[BenchSample] = field(default_factory=list)
     skipped: dict[str, str] = field(default_factory=dict)
@@ -64,24 +60,22 @@ def bench(given: Mapping[str, Any]) -> int:
     given = _without_server(given)
     # bench sets the draft lengths itself. Request history would know the answers, as prompts are repeated.
     # All prompts are evaluated. Stored calibration and acceptance are used, but not updated from these.
-    own_options = {"draft_max", "draft_min", "draft_p_min"}
-    values = (
-        resolved(given)
-        .without(*own_options)
-        .overlaid({"no_memory": True, "no_calibrate": True, "cache_ram": "0"})
-    )
+    values = resolved(given).without("draft_max", "draft_min", "draft_p_min")
+    values = values.overlaid({"no_memory": True, "no_calibrate": True, "cache_ram": "0"})
     plan = make_plan(given, values)
     settings = prepared(build.load_settings(values), values)
     variables, log = reasoning_variables(values.get("reasoning", "auto")), log_file(values)
     results = BenchResults()
     with log or contextlib.nullcontext():
-        verbose = values.get("verbose", False) or log is not None
-        client = EngineClient(engine_log(log, verbose))
+        client = EngineClient(engine_log(log, values.get("verbose", False)))
         own = EngineClient(engine_log(log, False), kernels=False) if plan.without_kernels else None
         with results.collecting(), client, own or contextlib.nullcontext():
             if own is not None:
                 own.load(settings)
-            _measure(client, own, settings, plan, variables, verbose, results)
+            results.info = load(
+                client, values, settings, lambda one: readout.start_line(one).removesuffix(", length auto")
+            )
+            _measure(client, own, plan, variables, results)
     if results.samples:
         _show(given, plan, results, settings.exact)
     else:
@@ -102,20 +96,11 @@ def _without_server(given: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _measure(
-    client: EngineClient,
-    own: EngineClient | None,
-    settings: LoadSettings,
-    plan: BenchPlan,
-    variables: JsonObject,
-    verbose: bool,
-    into: BenchResults,
+    client: EngineClient, own: EngineClient | None, plan: BenchPlan, variables: JsonObject, into: BenchResults
 ) -> None:
-    into.info = info = load(client, settings, verbose)
-    console.note(readout.start_line(info).removesuffix(", length auto"))
-    for note in info.notes:
-        console.show(note)
-    raw = not info.template_works
-    if raw:
+    info = into.info
+    assert info is not None
+    if raw := not info.template_works:
         console.note("note: the model has no chat template, prompts go in as they are")
     warn_if_busy()
     runner = BenchRunner(client, plan.params, variables, raw, without_kernels=own)
@@ -178,7 +163,6 @@ def _show(given: Mapping[str, Any], plan: BenchPlan, results: BenchResults, exac
 
 
 def _about(plan: BenchPlan, results: BenchResults, info: LoadInfo, exact: bool) -> JsonObject:
-    """Models, machine and settings of the bench, for its object."""
     return {
         **provenance(info.n_threads),
         "target": asdict(info.target),

@@ -1,21 +1,32 @@
-"""The plan of `bench`: the command line, checked before anything is loaded."""
+"""The plan of `bench`: the command line, checked before anything is loaded; and what `tune` has too: results
+that survive an early end, and where and when they were measured.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import datetime
 import math
+import os
+import platform
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specllama.bench import workloads
+import specllama
+from specllama.bench import runner
 from specllama.bench.runner import BenchCase, ForcedText
+from specllama.cli import console
+from specllama.cli.answer import INTERRUPTED
 from specllama.cli.bench.text import checked_path
 from specllama.config import build
 from specllama.config.sources import Values
 from specllama.core.sampling.params import UNTIL_STOP, SamplingParams
-from specllama.errors import UsageError
+from specllama.errors import SpecllamaError, UsageError
+from specllama.json_types import JsonObject
+from specllama.models.memory.available import physical_cores
 
 LENGTHS, TEMPERATURES, N_TOKENS, RUNS = "1,2,3,5,7,11,15", "0,0.8", 64, 3
 GREEDY = "0"  # for given texts, which no temperature changes
@@ -40,7 +51,7 @@ class BenchPlan:
 
     @property
     def cases(self) -> list[BenchCase]:
-        return workloads.cases(self.workloads, self.temperatures)
+        return runner.cases(self.workloads, self.temperatures)
 
 
 def make_plan(given: Mapping[str, Any], values: Values) -> BenchPlan:
@@ -60,11 +71,11 @@ def make_plan(given: Mapping[str, Any], values: Values) -> BenchPlan:
         n_tokens = whole_number("-n", given.get("n_tokens", N_TOKENS), 2, MAX_TOKENS)
     report = checked_path(given["report"]) if "report" in given else None
     available: Mapping[str, tuple[str | ForcedText, ...]] = (
-        workloads.load_prompts(given.get("prompts")) if text is None else workloads.load_texts(text)
+        runner.load_prompts(given.get("prompts")) if text is None else runner.load_texts(text)
     )
     shared = values.without("temperature", "seed", "max_tokens")
     return BenchPlan(
-        workloads=workloads.select(available, given.get("workloads")),
+        workloads=runner.select(available, given.get("workloads")),
         temperatures=temperatures,
         lengths=tuple(sorted(set(lengths))),
         runs=runs,
@@ -108,3 +119,61 @@ def temperature_list(text: str) -> tuple[float, ...]:
     if len(unique) > MAX_TEMPERATURES:
         raise UsageError(f"--temp has {len(unique)} temperatures, {MAX_TEMPERATURES} are allowed")
     return unique
+
+
+@dataclass(slots=True)
+class PartialResults:
+    """Results of a measurement that Ctrl-C or an error may end early."""
+
+    interrupted: bool = False
+    failure: SpecllamaError | None = None
+
+    @property
+    def is_partial(self) -> bool:
+        return self.interrupted or self.failure is not None
+
+    @contextlib.contextmanager
+    def collecting(self) -> Iterator[None]:
+        """Keep what was measured before an early end; the reason is kept too, not raised."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            self.interrupted = True
+        except SpecllamaError as error:
+            self.failure = error
+
+    def say_nothing_measured(self) -> None:
+        """The line for Ctrl-C before the first result."""
+        if self.interrupted:
+            console.note("nothing was measured yet")
+
+    def exit_code(self) -> int:
+        """0, or 130 after Ctrl-C. Raises the error that ended the measurement."""
+        if self.failure is not None:
+            raise self.failure
+        return INTERRUPTED if self.interrupted else 0
+
+
+def warn_if_busy() -> None:
+    """Warn where other programs use all processors, by the processes that waited in the last minute."""
+    with contextlib.suppress(AttributeError, OSError):
+        if (load := os.getloadavg()[0]) >= (os.cpu_count() or 1):
+            console.warning(f"other programs keep the machine busy (load {load:.1f}): figures may be off")
+
+
+def now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+
+
+def provenance(n_threads: int) -> JsonObject:
+    """Version, time and machine, for the head of a report. n_threads: used for decoding."""
+    return {
+        "version": specllama.__version__,
+        "date": now(),
+        "machine": {
+            "system": platform.system(),
+            "machine": platform.machine(),
+            "cores": physical_cores(),
+            "n_threads": n_threads,
+        },
+    }

@@ -10,23 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import specllama
-from specllama.bench import sweep, workloads
+from specllama.bench import runner, sweep
 from specllama.bench.report import sweep_report
 from specllama.bench.server_client import ServerAddress, ServerClient, ServerInfo, parse_address
 from specllama.bench.sweep import MAX_MARK, PLAIN, SERVED, SPECULATIVE, SweepSettings
 from specllama.cli import console
-from specllama.cli.bench.plan import (
-    MAX_RUNS,
-    MAX_TOKENS,
-    N_TOKENS,
-    RUNS,
-    list_items,
-    temperature_list,
-    whole_number,
-)
+from specllama.cli.bench import plan as flags
 from specllama.cli.bench.text import checked_path, sweep_lines, write_report
 from specllama.cli.formatting import rough_duration
-from specllama.cli.measuring import PartialResults, now
 from specllama.cli.options import resolved
 from specllama.cli.progress import Progress
 from specllama.cli.serve import keys
@@ -72,14 +63,14 @@ def server_plan(given: Mapping[str, Any], values: Mapping[str, Any]) -> ServerPl
             hint = "its models and how they draft are the server's own; --model names one of them"
             raise UsageError(f"{option.flags[0]} has no meaning with --server", hint)
     clients = [
-        whole_number("--concurrency", text, 1, MAX_CLIENTS)
-        for text in list_items("--concurrency", given.get("concurrency", CONCURRENCY))
+        flags.whole_number("--concurrency", text, 1, MAX_CLIENTS)
+        for text in flags.list_items("--concurrency", given.get("concurrency", CONCURRENCY))
     ]
-    chosen = workloads.select(workloads.load_prompts(given.get("prompts")), given.get("workloads"))
-    n = whole_number("--requests", given["requests"], 1, MAX_REQUESTS) if "requests" in given else None
+    chosen = runner.select(runner.load_prompts(given.get("prompts")), given.get("workloads"))
+    n = flags.whole_number("--requests", given["requests"], 1, MAX_REQUESTS) if "requests" in given else None
     if n is not None and n < max(clients):
         raise UsageError(f"--requests {n} are fewer than the {max(clients)} clients of --concurrency")
-    temperatures = temperature_list(given.get("temperatures", "0"))
+    temperatures = flags.temperature_list(given.get("temperatures", "0"))
     if len(temperatures) > 1:
         raise UsageError("--temp takes one temperature with --server")
     seconds = given.get("timeout", SECONDS)
@@ -97,8 +88,8 @@ def server_plan(given: Mapping[str, Any], values: Mapping[str, Any]) -> ServerPl
         sweep=SweepSettings(
             prompts=sweep.prompts(chosen, max(clients), n),
             concurrencies=sorted(set(clients)),
-            runs=whole_number("--runs", given.get("runs", RUNS), 1, MAX_RUNS),
-            n_tokens=whole_number("-n", given.get("n_tokens", N_TOKENS), 2, MAX_TOKENS),
+            runs=flags.whole_number("--runs", given.get("runs", flags.RUNS), 1, flags.MAX_RUNS),
+            n_tokens=flags.whole_number("-n", given.get("n_tokens", flags.N_TOKENS), 2, flags.MAX_TOKENS),
             temperature=temperatures[0],
             raw=given.get("raw", False),
             ignore_eos=given.get("ignore_eos", False),
@@ -110,7 +101,7 @@ def server_plan(given: Mapping[str, Any], values: Mapping[str, Any]) -> ServerPl
 
 
 @dataclass(slots=True)
-class ServerBenchResults(PartialResults):
+class ServerBenchResults(flags.PartialResults):
     """The results of a bench so far. why_one: why there is only one series."""
 
     about: ServerInfo | None = None
@@ -202,13 +193,12 @@ def _show(given: Mapping[str, Any], plan: ServerPlan, results: ServerBenchResult
 
 
 def _about(plan: ServerPlan, results: ServerBenchResults) -> JsonObject:
-    """Server and settings of the bench, for its record."""
     about, settings = results.about, plan.sweep
     assert about is not None
     problems = [a.problem.message for m in results.cells for a in m.answers if a.problem is not None]
     return {
         "version": specllama.__version__,
-        "date": now(),
+        "date": flags.now(),
         "server": {name: getattr(about, name) for name in ("url", "model", "owner", "build", "n_slots")},
         "series": list(results.series),
         "one_series": results.why_one or None,

@@ -13,10 +13,9 @@ from specllama.cli import console
 from specllama.cli.answer import check_reads_images, given_images, log_file
 from specllama.cli.chat.commands import completions, run_command
 from specllama.cli.chat.conversation import Conversation, read
-from specllama.cli.chat.engine import ChatEngine, LeaveError
+from specllama.cli.chat.engine import ChatEngine, LeaveError, read_tools, refuse_logprobs
 from specllama.cli.chat.library import ChatLibrary, ChatSaver, SavedChat, as_name, command
 from specllama.cli.chat.session import ChatSession
-from specllama.cli.chat.settings import read_tools, refuse_logprobs
 from specllama.cli.chat.terminal import HistoryFile, InputReader, LineReader, Screen, TerminalReader
 from specllama.cli.options import resolved, sampling
 from specllama.cli.progress import prepared
@@ -53,9 +52,8 @@ def chat(given: Mapping[str, Any]) -> int:
     check_reads_images(images, bool(settings.projector), settings.target.path)
     log = log_file(values)
     with contextlib.ExitStack() as stack:
-        if log is not None:
-            stack.enter_context(log)
-        engine = stack.enter_context(ChatEngine(settings, log, values.get("verbose", False)))
+        stack.enter_context(log or contextlib.nullcontext())
+        engine = stack.enter_context(ChatEngine(settings, values, log))
         reader = _reader(keeps=not values.get("no_history", False))  # while the engine process starts
         engine.measure_when_idle, engine.tools = reader.interactive, tools
         engine.end_loops = not reader.interactive

@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from specllama.cli import console
 from specllama.cli.answer import attached, dropped
 from specllama.cli.chat.conversation import read
-from specllama.cli.chat.engine import LeaveError
+from specllama.cli.chat.engine import NAMES, LeaveError, assign, idle, parameter, shown
 from specllama.cli.chat.library import ChatLibrary
 from specllama.cli.chat.session import ChatSession
-from specllama.cli.chat.settings import NAMES, assign, idle, parameter, shown
 from specllama.cli.chat.terminal import FILE
 from specllama.cli.formatting import nearest
 from specllama.cli.options import refuse_stdout
@@ -162,7 +161,8 @@ def _draft(session: ChatSession, rest: str) -> None:
         if draft_max == session.engine.settings.draft_max:
             console.note("drafts on, the length is the same")
         elif session.engine.draft_up_to(draft_max, session.structured):
-            session.conversation.forget_ids()
+            for turn in session.conversation.turns:
+                turn.id = None  # of the engine process that is gone
         session.speculate = True
     elif rest:
         raise UsageError(f"/draft takes on, off, auto or a number of tokens, not {rest[:60]!r}")

@@ -105,11 +105,6 @@ class Conversation:
         """The id of the generation that the last message follows, None for none in this engine process."""
         return self.turns[-2].id if len(self.turns) > 1 else None
 
-    def forget_ids(self) -> None:
-        """Drop the ids of generations: the engine process that knew them is gone."""
-        for turn in self.turns:
-            turn.id = None
-
     def clear(self) -> None:
         """Forget all turns; the system message and the parameters stay."""
         self.turns, self.dropped, self.tokens = [], [], None

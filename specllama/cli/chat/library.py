@@ -86,15 +86,11 @@ class ChatLibrary:
                         files.append((Path(entry.path), entry.stat(follow_symlinks=False)))
         return sorted(files, key=lambda one: (-one[1].st_mtime_ns, one[0].name))
 
-    def _chats(self) -> Iterator[SavedChat]:
+    def chats(self) -> Iterator[SavedChat]:
         """All conversations, the newest first; also those that cannot be read. Raises ResourceError."""
         for path, info in self._files():
             with self._possible("read"), contextlib.suppress(FileNotFoundError):
                 yield _chat(path, info)
-
-    def chats(self) -> list[SavedChat]:
-        """All conversations, the newest first; also those that cannot be read. Raises ResourceError."""
-        return list(self._chats())
 
     def names(self, other_than: Path | None = None) -> list[str]:
         """All names but one, the newest first; quicker than to read the chats. Raises ResourceError."""
@@ -103,7 +99,7 @@ class ChatLibrary:
     def last(self) -> tuple[SavedChat, Sequence[SavedChat]]:
         """(The newest conversation, newer ones that cannot be read). Raises NotFoundError, ResourceError."""
         damaged = list[SavedChat]()
-        for chat in self._chats():
+        for chat in self.chats():
             if not chat.problem:
                 return chat, damaged
             damaged.append(chat)

@@ -10,10 +10,10 @@ from typing import Any
 
 from specllama.cli import console, readout
 from specllama.cli.answer import INTERRUPTED, AttachedImage, attached, check_reads_images, cut_short, dropped
+from specllama.cli.chat import engine as chat_engine
 from specllama.cli.chat.conversation import MAX_IMAGE_BYTES, Conversation, Turn, rescue, write
 from specllama.cli.chat.engine import ChatEngine, LeaveError
 from specllama.cli.chat.library import ChatLibrary, ChatSaver, command
-from specllama.cli.chat.settings import call_text, refuse_logprobs, restored, result_message, show_calls
 from specllama.cli.chat.terminal import PROMPT, Screen
 from specllama.client.protocol import EarlierTurn
 from specllama.client.stream import GenerationResult
@@ -64,13 +64,11 @@ def rest_of(turn: Turn, params: Mapping[str, Any], last: GenerationResult | None
 def turn_line(answer: GenerationResult) -> str:
     """Rate, speed-up, acceptance, prompt tokens evaluated and reused, time to first token, if measured."""
     stats = answer.stats
-    measured = gain(stats, answer.plain)
+    share = 100 * stats.n_accept / max(1, stats.n_drafted)
     parts = [
         f"{stats.decode_tps:.1f} t/s" if stats.decode_tps else "",
-        measured.in_words(),
-        f"accept {100 * stats.n_accept / stats.n_drafted:.0f} % of {stats.n_drafted}"
-        if stats.n_drafted
-        else "",
+        gain(stats, answer.plain).in_words(),
+        f"accept {share:.0f} % of {stats.n_drafted}" if stats.n_drafted else "",
         f"forced {stats.n_forced_accept}" if stats.n_forced else "",
         f"prompt {stats.n_evaluated} evaluated, {stats.n_reused} reused",
         f"first token {stats.ttft_seconds:.3f} s" if stats.n_predict else "",
@@ -80,15 +78,12 @@ def turn_line(answer: GenerationResult) -> str:
 
 @dataclass(slots=True)
 class Totals:
-    """Figures of all answers of a session."""
-
     last: GenerationResult | None = None
     answers: int = 0
     n_decoded: int = 0  # tokens after the first of each answer
     sum: RunStats = field(default_factory=RunStats)
 
     def add(self, answer: GenerationResult) -> None:
-        """Count an answer that has ended."""
         self.last, self.answers = answer, self.answers + 1
         self.sum = summed([self.sum, answer.stats])
         self.n_decoded += max(0, answer.stats.n_predict - 1)
@@ -187,7 +182,7 @@ class ChatSession:
         """Go on with a conversation, with its system message and parameters, and show what has changed with
         them, and the last turn. name, file: under which it is saved, or which it is from.
         """
-        refuse_logprobs(saved.params)
+        chat_engine.refuse_logprobs(saved.params)
         saved.reads_images = self.engine.info.vision
         n_images = sum(len(turn.images) for turn in saved.turns)
         if saved.reads_images:
@@ -201,7 +196,7 @@ class ChatSession:
             saved.system = self.system
         n = counted(len(saved.turns), "turn")
         console.note(f"going on with {visible(name)}: {n}" if name else f"{n} loaded from {visible(file)}")
-        for line in restored(before.system, before.params, saved.system, saved.params):
+        for line in chat_engine.restored(before.system, before.params, saved.system, saved.params):
             console.note(visible(line))
         if saved.dropped:
             dropped = counted(len(saved.dropped), "turn")
@@ -222,11 +217,9 @@ class ChatSession:
     def _show_last(self) -> None:
         turns = self.conversation.turns
         if len(turns) > 1:
-            self.screen.dim(f"{counted(len(turns) - 1, 'turn')} before this one:")
+            self.screen.dim("the last of them:")
         for turn in turns[-1:]:
-            text = turn.message or "".join(f"{result.get('content')}\n" for result in turn.results).rstrip(
-                "\n"
-            )
+            text = turn.message or "\n".join(str(result.get("content")) for result in turn.results)
             self.screen.dim(visible(f"{PROMPT}{text}"))
             for image in turn.images:
                 self.screen.dim(f"with {visible(image.name)}")
@@ -234,7 +227,7 @@ class ChatSession:
                 self.screen.begin(GenerationResult())
                 self.screen.show(turn.answer, ((len(turn.answer), ""),))
                 for call in turn.calls:
-                    self.screen.line(visible(call_text(call)))
+                    self.screen.line(visible(chat_engine.call_text(call)))
                 self.screen.end()
 
     def attach(self, images: Sequence[AttachedImage]) -> None:
@@ -272,7 +265,9 @@ class ChatSession:
             console.note("note: the message before, which had no answer, is left out")
         calls = self.conversation.open_calls
         if calls:
-            self.results.append(result_message(calls[len(self.results)], message))
+            call = calls[len(self.results)]
+            about = {"tool_call_id": call["id"], "name": call["function"]["name"]}
+            self.results.append({"role": "tool", **about, "content": message})
             if len(self.results) < len(calls):
                 self._ask_for_result()
                 return
@@ -383,7 +378,7 @@ class ChatSession:
         finally:
             if held := answer.release():
                 self.screen.show(held.text, held.runs)
-            calls = show_calls(self.screen, answer.calls)
+            calls = chat_engine.show_calls(self.screen, answer.calls)
             if answer.text or calls or answer.finish_reason not in ("", "cancel"):
                 turn.answer, turn.calls, turn.id, written = prefix + answer.text, calls, id_, True
                 reason = answer.finish_reason or "cancel"

@@ -12,19 +12,18 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from specllama.cli import console
-from specllama.cli.formatting import wrapped
+from specllama.cli.formatting import age, wrapped
 from specllama.config.store import ENOUGH_ROWS
 from specllama.json_types import JsonObject
 from specllama.models.quants import size
 from specllama.wording import counted
 
 if TYPE_CHECKING:
-    from specllama.cli.doctor.files import Problem
+    from specllama.cli.doctor.report import Problem
 
 SCHEMA = "specllama.doctor/1"
 _LABEL, _SHORT_LABEL = 16, 8  # columns
 _MODELS = 3  # in the verdict
-_AGES = (24 * 3600.0, "day"), (3600.0, "hour"), (60.0, "minute")
 _NARROW = 50  # columns of a terminal in which values go below their labels
 Rows = Iterator[tuple[str, str]]
 
@@ -37,29 +36,28 @@ def doctor(given: Mapping[str, Any]) -> int:
 
 
 def examine(workers: str | None = None) -> tuple[JsonObject, list[Problem]]:
-    """The whole report as plain data, and the problems."""
-    from specllama.cli.doctor import files, machine
+    from specllama.cli.doctor import report as parts
 
     problems: list[Problem] = []
-    probe = machine.Probe(os.environ)  # answers while the engine starts
-    started = machine.engine(problems)
+    probe = parts.Probe(os.environ)  # answers while the engine starts
+    started = parts.engine(problems)
     rpc = {}
     if workers is not None:
-        machine.check_rpc(started, problems)  # first: `run` ends with this one
-        rpc["rpc"] = machine.workers(workers, problems)
-    usable = files.calibrations()
+        parts.check_rpc(started, problems)  # first: `run` ends with this one
+        rpc["rpc"] = parts.workers(workers, problems)
+    usable = parts.calibrations()
     report = {
         "schema": SCHEMA,
-        "versions": machine.versions(started),
-        "machine": machine.machine(started, problems),
+        "versions": parts.versions(started),
+        "machine": parts.machine(started, problems),
         "engine": started,
-        "embedded_pair": machine.embedded_pair(problems),
-        "demo_model": machine.demo_model(problems),
-        "cache": files.cache(usable, problems),
-        "exactness": files.exactness(usable),
-        "stored": files.stored(usable),
-        "hub": machine.hub(os.environ, probe, problems),
-        "config": machine.config(os.environ, problems),
+        "embedded_pair": parts.embedded_pair(problems),
+        "demo_model": parts.demo_model(problems),
+        "cache": parts.cache(usable, problems),
+        "exactness": parts.exactness(usable),
+        "stored": parts.stored(usable),
+        "hub": parts.hub(os.environ, probe, problems),
+        "config": parts.config(os.environ, problems),
         **rpc,
     }
     problems.sort(key=lambda problem: not problem.exit_code)
@@ -191,10 +189,8 @@ def _machine(m: Mapping[str, Any]) -> Rows:
     yield "cores", f"{m['physical_cores']} for this process ({m['logical_cpus']} logical in the machine)"
     yield "memory", f"{size(m['memory_available'])} available of {size(m['memory_total'])}"
     for gpu in m["gpus"]:
-        yield (
-            "GPU",
-            f"{gpu['backend']}, {'used' if gpu['usable'] else 'not used by this build: ' + gpu['rebuild']}",
-        )
+        state = "used" if gpu["usable"] else f"not used by this build: {gpu['rebuild']}"
+        yield "GPU", f"{gpu['backend']}, {state}"
     if not m["gpus"]:
         yield "GPU", "none found"
 
@@ -246,11 +242,11 @@ def _stored(report: Mapping[str, Any]) -> Rows:
     for one in report["models"]:
         lora = [f"{counted(one['lora'], 'adapter')}"] if one["lora"] else []
         widths = [f"decodes of {', '.join(map(str, one['widths']))} rows timed"] if one["widths"] else []
-        compared = [f"rows compared {age(one['compared'])}"] if one["compared"] is not None else []
+        compared = [f"rows compared {age(one['compared'])} ago"] if one["compared"] is not None else []
         change = [f"another number of rows costs {1000 * one['change']:.1f} ms"] if one["change"] else []
         exact = [f"--exact with {one['exact_width']:.0f} rows"] if one["exact_width"] else []
         figures = [*_setting(one), *lora, *widths, *compared, *change, *exact]
-        yield _model(one), f"{', '.join(figures) or 'no figures'}; written {age(one['age'])}"
+        yield _model(one), f"{', '.join(figures) or 'no figures'}; written {age(one['age'])} ago"
         for pair in one["pairs"]:
             if pair["draft"] is None and not pair["tokens"]:
                 continue
@@ -308,9 +304,3 @@ def _row(label: str, value: str, columns: int | None, width: int = _LABEL) -> It
         yield from wrapped(value, columns, "    ", "    ")
     else:
         yield from wrapped(f"{label:{width}} {value}", columns, "  ", " " * (width + 3))
-
-
-def age(seconds: float) -> str:
-    """How long ago something was, in the largest unit that fits."""
-    n, name = next(((int(seconds / unit), name) for unit, name in _AGES if seconds >= unit), (0, ""))
-    return f"{counted(n, name)} ago" if n else "just now"

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
 from specllama.cli import console
-from specllama.cli.answer import engine_log, first_interrupt, load, log_file
+from specllama.cli.answer import engine, first_interrupt, load
 from specllama.cli.bench.plan import make_plan as bench_plan
-from specllama.cli.measuring import provenance, warn_if_busy
+from specllama.cli.bench.plan import provenance, warn_if_busy
 from specllama.cli.options import resolved
 from specllama.cli.progress import Progress, library, prepared
 from specllama.cli.tune.results import TuneResults, lines, verdict
@@ -48,13 +47,9 @@ def tune(given: Mapping[str, Any]) -> int:
     values = resolved(given)
     settings, order, unusable = make_plan(given, values)
     results = TuneResults(order.drafts, unusable, settings.copies, settings.target.path)
-    log = log_file(values)
-    with log or contextlib.nullcontext():
-        verbose = values.get("verbose", False) or log is not None
-        client = EngineClient(engine_log(log, verbose))
-        with results.collecting(), client:
-            results.info = load(client, settings, verbose, open_draft=False)
-            _measure(client, order, results)
+    with results.collecting(), engine(values) as client:
+        results.info = load(client, values, settings, open_draft=False)
+        _measure(client, order, results)
     if results.curves:
         text = lines(results, settings.calibrate, console.width())
         console.report(values, _object(results, settings.calibrate), text)
@@ -65,8 +60,6 @@ def tune(given: Mapping[str, Any]) -> int:
 
 def _measure(client: EngineClient, order: Tune, into: TuneResults) -> None:
     order = replace(order, id=client.next_id(), raw=not into.info.template_works)
-    for note in into.info.notes:
-        console.show(note)
     if order.raw:
         console.note("note: the model has no chat template, prompts go in as they are")
     warn_if_busy()

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from specllama.bench.words import percent
-from specllama.cli.doctor.files import meaning
+from specllama.cli.bench.plan import PartialResults
+from specllama.cli.doctor.report import meaning
 from specllama.cli.formatting import rough_duration, table, wrapped
-from specllama.cli.measuring import PartialResults
 from specllama.client import tune_messages
 from specllama.client.model_info import LoadInfo
 from specllama.config.load import ModelSettings
@@ -87,7 +87,6 @@ class TuneResults(PartialResults):
         self.seconds = 0.0
 
     def add(self, part: tune_messages.TunePart) -> None:
-        """Add a part that the engine process reports."""
         match part:
             case tune_messages.TuneAgenda():
                 self.agenda = part
@@ -203,7 +202,6 @@ def _left_out(best: DraftResult, ranking: Sequence[DraftResult]) -> str:
 
 
 def _why(best: DraftResult) -> str:
-    """Why not even the best draft pays."""
     need, forecast = easiest(best.measured.break_even), best.measured.forecast
     text = f"The best draft, {_flag(best)}, is predicted to reach {best.speedup:.2f} x of it"
     if need is None:
@@ -363,7 +361,6 @@ def _ranking(results: TuneResults, width: int | None) -> Iterator[str]:
 
 
 def _notes(results: TuneResults) -> Iterator[str]:
-    """Reservations about the figures."""
     if results.disturbed:
         yield (
             "Something else kept the machine busy, and the figures are off: they are not stored. "

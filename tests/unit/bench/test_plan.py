@@ -8,7 +8,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specllama.bench import workloads
+from specllama.bench import runner as workloads
 from specllama.bench.runner import configs, order
 
 NAMES = ["plain", "1", "4", "auto"]

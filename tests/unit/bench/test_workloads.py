@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specllama.bench import workloads
+from specllama.bench import runner as workloads
 from specllama.bench.runner import BenchCase, ForcedText
 from specllama.config.options import as_flag
 from specllama.errors import NotFoundError, UsageError

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from specllama.calls.formats import GENERIC
 from specllama.calls.tools import Tool, Tools
 from specllama.cli.chat.conversation import Conversation, Turn, read, write
-from specllama.cli.chat.settings import assign, idle, show_calls, shown
+from specllama.cli.chat.engine import assign, idle, show_calls, shown
 from specllama.cli.chat.terminal import MAX_INPUTS, HistoryFile, Screen, is_open, parse_input
 from specllama.client import protocol
 from specllama.client.stream import GenerationResult

@@ -85,11 +85,11 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.setenv(variable, str(value))
     monkeypatch.chdir(home)
     monkeypatch.setattr("specllama.client.client.EngineClient", Client)
-    monkeypatch.setattr("specllama.cli.doctor.machine.EngineClient", Client)
+    monkeypatch.setattr("specllama.cli.doctor.report.EngineClient", Client)
     monkeypatch.setattr(time, "time", lambda: NOW)
     for function, value in (("available_memory", 8 * 10**9), ("gpus_present", []), ("physical_cores", 4)):
         monkeypatch.setattr(available, function, lambda value=value: value)
-        for module in ("doctor.machine", "models_show"):
+        for module in ("doctor.report", "models_show"):
             with_it = f"specllama.cli.{module}.{function}"
             monkeypatch.setattr(with_it, lambda value=value: value, raising=False)
     return home
