@@ -13,14 +13,7 @@ from specllama.cli.options import mapped_errors
 from specllama.errors import NotFoundError, ResourceError
 from specllama.json_types import JsonObject
 from specllama.models.quants import size
-from specllama.prefix_disk.directory import (
-    ListedFile,
-    StateDirectory,
-    clear,
-    default_directory,
-    listed,
-    remove_states,
-)
+from specllama.prefix_disk import directory as disk
 from specllama.prefix_disk.memory_store import listed_memories
 from specllama.text.terminal import printable
 from specllama.wording import counted
@@ -69,7 +62,7 @@ def rm(given: Mapping[str, Any]) -> int:
     directory, kept = _kept()
     chosen = {file: kept[file] for name in given["names"] for file in _named(name, kept)}
     with _possible(directory):
-        remove_states(directory, chosen)
+        disk.remove_states(directory, chosen)
     shown = "id", "model", "bytes"
     removed: list[JsonObject] = [{name: one[name] for name in shown} for one in chosen.values()]
     lines = (f"removed {s['id']}, {printable(s['model'])}, {size(s['bytes'])} freed" for s in removed)
@@ -78,22 +71,22 @@ def rm(given: Mapping[str, Any]) -> int:
 
 def remove_all(given: Mapping[str, Any]) -> int:
     """Remove all that is on disk; returns 0. Raises ResourceError."""
-    directory = StateDirectory(default_directory())
+    directory = disk.StateDirectory(disk.default_directory())
     with _possible(directory):
-        n, n_bytes = clear(directory)
+        n, n_bytes = disk.clear(directory)
     report = {"schema": "specllama.cache-clear/1", "removed": n, "bytes": n_bytes}
     return console.report(given, report, [f"removed {counted(n, 'file')}, {size(n_bytes)} freed"])
 
 
-def _kept() -> tuple[StateDirectory, dict[str, JsonObject]]:
+def _kept() -> tuple[disk.StateDirectory, dict[str, JsonObject]]:
     """The directory, and what is known of each of its files. Raises ResourceError."""
-    directory, now = StateDirectory(default_directory(), console.note), time.time()
+    directory, now = disk.StateDirectory(disk.default_directory(), console.note), time.time()
     with _possible(directory):
-        kept = [*listed(directory), *listed_memories(directory)]
+        kept = [*disk.listed(directory), *listed_memories(directory)]
         return directory, {one.name: _about(one, now) for one in kept}
 
 
-def _possible(directory: StateDirectory) -> AbstractContextManager[None]:
+def _possible(directory: disk.StateDirectory) -> AbstractContextManager[None]:
     hint = "specllama doctor says whether the cache can be written"
     return mapped_errors(ResourceError, f"{directory.path} cannot be used", hint)
 
@@ -110,7 +103,7 @@ def _named(name: str, kept: Mapping[str, JsonObject]) -> list[str]:
     return matches
 
 
-def _about(one: ListedFile, now: float) -> JsonObject:
+def _about(one: disk.ListedFile, now: float) -> JsonObject:
     return {
         "id": one.id,
         "model": one.model,

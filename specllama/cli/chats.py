@@ -54,16 +54,15 @@ def rm(given: Mapping[str, Any]) -> int:
     Raises NotFoundError and ResourceError, before anything is removed.
     """
     library = ChatLibrary()
-    chats = library.chats()
-    return _remove(
-        library, list({(c := to_remove(name, chats)).path: c for name in given["names"]}.values()), given
-    )
+    chats = list(library.chats())
+    chosen = {(chat := to_remove(name, chats)).path: chat for name in given["names"]}
+    return _remove(library, list(chosen.values()), given)
 
 
 def remove_all(given: Mapping[str, Any]) -> int:
     """Remove all conversations; returns 0. Raises ResourceError, before anything is removed."""
     library = ChatLibrary()
-    return _remove(library, library.chats(), given)
+    return _remove(library, list(library.chats()), given)
 
 
 def _remove(library: ChatLibrary, chats: Sequence[SavedChat], given: Mapping[str, Any]) -> int:

@@ -263,9 +263,8 @@ def add(given: Mapping[str, Any]) -> int:
     if not manifest.is_own_name(name):
         message = f"{name!r} cannot be the name of a model"
         raise UsageError(message, f"{manifest.NAME_FORM}; demo and pydoc are taken")
-    if (other := manifest.find_own(known.own_files, name)) is not None or known.manifest.find(
-        name
-    ) is not None:
+    other = manifest.find_own(known.own_files, name)
+    if other is not None or known.manifest.find(name) is not None:
         what = other.path if other is not None else "a model of the hub"
         raise UsageError(f"{name} is {what} already", "choose another name")
     file = manifest.user_path(known.environ)
@@ -288,16 +287,8 @@ def verify(given: Mapping[str, Any]) -> int:
     """
     known, names = library(), given.get("names", ())
     demo = DemoStore(known.environ)
-    if names:
-        todo = [
-            file
-            for name in names
-            if name != DEMO
-            for m in installed.select(known, name)
-            for file in _files(m)
-        ]
-    else:
-        todo = [file for model in installed.installed_models(known) for file in _files(model)]
+    chosen = (model for name in names if name != DEMO for model in installed.select(known, name))
+    todo = [file for one in (chosen if names else installed.installed_models(known)) for file in _files(one)]
     if DEMO in names or (not names and demo.is_on_disk()):
         todo.append(_File(DEMO, demo.require(), demo.verify))
     todo = list({file.path: file for file in todo}.values())  # models of a repository share their projector

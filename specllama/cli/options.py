@@ -21,27 +21,12 @@ from specllama.regular_file import table_of
 _TABLES = table_of(__file__)
 
 
-def own_options(command: str, words: Mapping[str, object] = {}) -> list[Option]:
-    """Those of a command in options.toml. words: see `tables`."""
-    return tables(_TABLES[command], words)
+def own_options(names: str, words: Mapping[str, object] = {}) -> list[Option]:
+    """Those of tables in options.toml, whose names have blanks between them. words: see `tables`."""
+    return [option for name in names.split() for option in tables(_TABLES[name], words)]
 
 
-_DEBUG = own_options("debug")
-_OUTPUT = own_options("output") + _DEBUG
-PAIR_CHECK = own_options("pair_check") + _OUTPUT
-PULL = own_options("pull") + _OUTPUT
-TRIM = own_options("trim") + _OUTPUT
-MODELS = [*MODELS_DIR, *_OUTPUT]
-CONFIG = PS = CACHE = CHATS = _OUTPUT
-CONFIG_PATH = _DEBUG
-STOP = own_options("stop") + _DEBUG
-MODELS_SHOW = own_options("models_show") + _OUTPUT
-MODELS_ADD = own_options("models_add") + _DEBUG
-MODELS_RM = own_options("models_rm") + _OUTPUT
-MODELS_VERIFY = own_options("models_verify") + _OUTPUT
-CACHE_RM = own_options("cache_rm") + _OUTPUT
-CHATS_RM = own_options("chats_rm") + _OUTPUT
-DOCTOR = own_options("doctor") + _OUTPUT
+MODELS = [*MODELS_DIR, *own_options("output debug")]
 
 
 @contextlib.contextmanager

@@ -73,14 +73,10 @@ def lines(
     out += [
         _rate("encoded", stats.n_evaluated, stats.encode_seconds, stats.encode_tps),
         _rate("decoded", max(0, stats.n_predict - 1), stats.decode_seconds, stats.decode_tps),
-        *(
-            [f"kept      = {stats.n_from_disk} tokens of the prompt from the disk"]
-            if stats.n_from_disk
-            else []
-        ),
-        "",
-        f"n_predict = {stats.n_predict}",
     ]
+    if stats.n_from_disk:
+        out.append(f"kept      = {stats.n_from_disk} tokens of the prompt from the disk")
+    out += ["", f"n_predict = {stats.n_predict}"]
     if stats.n_forced:
         share = f"{stats.n_forced_accept / max(1, stats.n_predict):.0%}".replace("%", " %")
         out.append(f"n_forced  = {stats.n_forced_accept:<7} {share} of the text came from the grammar")

@@ -16,10 +16,10 @@ from specllama.client.client import EngineClient
 from specllama.client.tune_messages import Serve, Serving
 from specllama.config.store import cache_dir
 from specllama.errors import UsageError
-from specllama.json_types import JsonObject
 from specllama.models.quants import size
 
 SCHEMA = "specllama.rpc-worker/1"
+_OF_DEVICE = ("name", "description", "free", "total")
 
 
 def rpc_worker(given: Mapping[str, Any]) -> int:
@@ -36,8 +36,10 @@ def rpc_worker(given: Mapping[str, Any]) -> int:
         serving = client.serve(request)
         for line in _lines(serving):
             console.note(line)
+        devices = [{name: getattr(d, name) for name in _OF_DEVICE} for d in serving.devices]
+        report = {"schema": SCHEMA, **asdict(serving), "devices": devices}
         # Last: a program that waits for it may then end this process.
-        console.report(given, {"schema": SCHEMA, **_object(serving)}, [serving.endpoint])
+        console.report(given, report, [serving.endpoint])
         client.wait()
 
 
@@ -51,14 +53,6 @@ def _request(given: Mapping[str, Any]) -> Serve:
     cache = str(cache_dir() / "rpc" / f"{host}-{port}") if given.get("cache") else ""
     address = f"{host}:{port}"
     return Serve(address, devices, n_threads, int(memory * 1e9), cache, given.get("verbose", False))
-
-
-def _object(serving: Serving) -> JsonObject:
-    devices = [
-        {"name": d.name, "description": d.description, "free": d.free, "total": d.total}
-        for d in serving.devices
-    ]
-    return {**asdict(serving), "devices": devices}
 
 
 def _lines(serving: Serving) -> list[str]:

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from itertools import starmap
 from typing import Any
 
 from specllama.cli import console, readout
@@ -120,22 +119,22 @@ def serve(given: Mapping[str, Any]) -> int:
         if not is_path:
             console.note(f"the page for a browser is {url}/")
         if values.get("open"):
-            open_page(f"{url}/", console.note)
+            threading.Thread(target=_open, args=(defaults.from_here(f"{url}/"),), daemon=True).start()
         with contextlib.suppress(console.ReaderGoneError, ResourceError):  # it serves without a reader, too
             console.data(f"ready {url}\n")
 
-    number = run(
-        settings,
-        console.note,
-        ready,
-        engine_log(log, values.get("verbose", False)),
-        progress.loading,
-        None if settings.others is None else library(models_dir=values.get("models_dir", "")),
-        lambda name, info: show(info, f"{printable(name)} is in memory, "),
-        inherited,
-    )
-    if log is not None:
-        log.close()
+    others = None if settings.others is None else library(models_dir=values.get("models_dir", ""))
+    with build.placed(values), log or contextlib.nullcontext():
+        number = run(
+            settings,
+            console.note,
+            ready,
+            engine_log(log, values.get("verbose", False)),
+            progress.loading,
+            others,
+            lambda name, info: show(info, f"{printable(name)} is in memory, "),
+            inherited,
+        )
     return 128 + number if number else 0
 
 
@@ -146,46 +145,34 @@ def server_settings(
     NotFoundError.
     """
     with build.placed(v):
-        return _server_settings(v, prepare)
-
-
-def _server_settings(
-    v: Mapping[str, Any], prepare: Callable[[LoadSettings, Mapping[str, Any]], LoadSettings]
-) -> ServerSettings:
-    given = {field: v[name] for field, name in _SETTINGS.items() if v.get(name) is not None}
-    if given.get("idle_seconds") == -1:
-        given["idle_seconds"] = 0.0
-    load = build.load_settings(v, v.get("n_slots", defaults.SERVED_SLOTS), defaults.KEPT_SECONDS)
-    embedder = None
-    if "embeddings" in v:
-        alone = not {"model", "hf_repo"} & set(v)
-        embedder = build.embedder_settings(v, alone)
-        if alone:
-            load, embedder = embedder, None
-    admin = separated_keys(v.get("admin_key", []))
-    return ServerSettings(
-        load=prepare(load, v),
-        embedder=None if embedder is None else prepare(embedder, v),
-        embedder_called="" if embedder is None else embedder.target.path,
-        others=None if load.pooling or any(starmap(_is_of_one_model, v.items())) else load,
-        names=_names(v.get("alias", [])),
-        called=tuple(filter(None, [load.target.path])),
-        keys=tuple(dict.fromkeys((*keys(v), *admin))),
-        admin_keys=admin,
-        metrics_key=checked_key(v.get("metrics_key", "").strip()) if "metrics_key" in v else "",
-        hosts=tuple(v.get("allowed_host", [])),
-        origins=tuple(v.get("allowed_origin", [])),
-        sampling=sampling(v),
-        variables=reasoning_variables(v.get("reasoning", "auto")),
-        **given,
-    )
-
-
-def _is_of_one_model(name: str, value: Any) -> bool:
-    """Whether an option belongs to one model, which the server then holds alone."""
-    if name == "draft_model":
-        return value not in ("auto", "none")
-    return name in OF_ONE_MODEL
+        given = {field: v[name] for field, name in _SETTINGS.items() if v.get(name) is not None}
+        if given.get("idle_seconds") == -1:
+            given["idle_seconds"] = 0.0
+        load = build.load_settings(v, v.get("n_slots", defaults.SERVED_SLOTS), defaults.KEPT_SECONDS)
+        embedder = None
+        if "embeddings" in v:
+            alone = not {"model", "hf_repo"} & set(v)
+            embedder = build.embedder_settings(v, alone)
+            if alone:
+                load, embedder = embedder, None
+        admin = separated_keys(v.get("admin_key", []))
+        of_any = {"draft_model"} if v.get("draft_model") in ("auto", "none") else set[str]()
+        return ServerSettings(
+            load=prepare(load, v),
+            embedder=None if embedder is None else prepare(embedder, v),
+            embedder_called="" if embedder is None else embedder.target.path,
+            others=None if load.pooling or OF_ONE_MODEL & v.keys() - of_any else load,
+            names=_names(v.get("alias", [])),
+            called=tuple(filter(None, [load.target.path])),
+            keys=tuple(dict.fromkeys((*keys(v), *admin))),
+            admin_keys=admin,
+            metrics_key=checked_key(v.get("metrics_key", "").strip()) if "metrics_key" in v else "",
+            hosts=tuple(v.get("allowed_host", [])),
+            origins=tuple(v.get("allowed_origin", [])),
+            sampling=sampling(v),
+            variables=reasoning_variables(v.get("reasoning", "auto")),
+            **given,
+        )
 
 
 def _names(given: Sequence[str]) -> tuple[str, ...]:
@@ -199,13 +186,10 @@ _BROWSER_SECONDS = 20.0  # for the browser, or what starts it, to take the addre
 _OPEN = "import sys, webbrowser; sys.exit(not webbrowser.open(sys.argv[1]))"
 
 
-def open_page(url: str, say: Callable[[str], None]) -> None:
-    """Open a page in the default browser. Returns at once; `say` gets a line if none could be opened."""
-    threading.Thread(target=_open, args=(defaults.from_here(url), say), daemon=True).start()
-
-
-def _open(url: str, say: Callable[[str], None]) -> None:
-    """In a process of its own: a browser in a terminal would take this one, and others write to stdout."""
+def _open(url: str) -> None:
+    """Open a page in the default browser, or say that it cannot be. In a process of its own: a browser in a
+    terminal would take this one, and others write to stdout.
+    """
     opener = subprocess.Popen(
         [sys.executable, "-P", "-c", _OPEN, url],
         stdin=subprocess.DEVNULL,
@@ -214,4 +198,4 @@ def _open(url: str, say: Callable[[str], None]) -> None:
         start_new_session=True,
     )
     if wait_until(exited(opener), _BROWSER_SECONDS) and opener.returncode:  # else it runs in the foreground
-        say(f"no browser could be opened; the page is at {url}")
+        console.note(f"no browser could be opened; the page is at {url}")

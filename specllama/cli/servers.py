@@ -74,26 +74,19 @@ def stop(given: Mapping[str, Any]) -> int:
 
 
 def _chosen(servers: Sequence[RunningServer], name: str | None, all_: bool) -> list[RunningServer]:
-    if not servers and all_:
-        console.data("no server runs\n")
-    elif not servers:
+    if not servers and not all_:
         raise NotFoundError("no server runs")
-    if all_:
-        if name is not None:
-            raise UsageError(f"--all and {name} are both given")
-        return list(servers)
-    if name is None:
-        if len(servers) > 1:
-            names = ", ".join(server.url for server in servers)
-            raise UsageError(f"{len(servers)} servers run", f"name one of {names}, or all: --all")
-        return list(servers)
-    chosen = [server for server in servers if name in _names(server)]
-    if not chosen:
-        names = ", ".join(server.url for server in servers)
+    if all_ and name is not None:
+        raise UsageError(f"--all and {name} are both given")
+    if not servers:
+        console.data("no server runs\n")
+    chosen = [server for server in servers if name is None or name in _names(server)]
+    names = ", ".join(server.url for server in chosen or servers)
+    if name is not None and not chosen:
         raise NotFoundError(f"no server {name} runs", f"there is {names}: specllama ps")
-    if len(chosen) > 1:
-        names = ", ".join(server.url for server in chosen)
-        raise UsageError(f"several servers have {name} in memory", f"name one of {names}, or all: --all")
+    if len(chosen) > 1 and not all_:
+        what = f"{len(servers)} servers run" if name is None else f"several servers have {name} in memory"
+        raise UsageError(what, f"name one of {names}, or all: --all")
     return chosen
 
 

@@ -36,8 +36,9 @@ class CommandEntry:
     """A command of the program.
 
     code: "module:function" within specllama.cli; the function takes the given options, name to value, and
-    returns the exit code; its text in examples.toml, or that of the module, ends the help. options:
-    "module:TABLE" within specllama. often: names of the options that come first in the help, as a group.
+    returns the exit code; its text in examples.toml, or that of the module, ends the help. options: tables of
+    options.toml, or "module:TABLE" within specllama. often: names of the options that come first in the help,
+    as a group.
     """
 
     code: str
@@ -47,22 +48,25 @@ class CommandEntry:
     often: Sequence[str] = ()
 
     def table(self) -> Sequence[Option]:
-        """The options and arguments of this command."""
-        module, _, name = self.options.partition(":")
-        options: Sequence[Option] = getattr(importlib.import_module(f"specllama.{module}"), name)
+        if ":" not in self.options:
+            from specllama.cli.options import own_options
+
+            return own_options(self.options)
+        options: Sequence[Option] = _named(self.options)
         return options
 
     def function(self) -> Callable[[Mapping[str, Any]], int | None]:
-        module, _, name = self.code.partition(":")
-        command: Callable[[Mapping[str, Any]], int | None] = getattr(
-            importlib.import_module(f"specllama.cli.{module}"), name
-        )
+        command: Callable[[Mapping[str, Any]], int | None] = _named(f"cli.{self.code}")
         return command
 
     def examples(self) -> str:
-        """Its example command lines, "" without any."""
         texts = table_of(__file__, "examples.toml")
         return str(texts.get(self.code) or texts.get(self.code.partition(":")[0], "")).strip("\n")
+
+
+def _named(path: str) -> Any:
+    module, _, name = path.partition(":")
+    return getattr(importlib.import_module(f"specllama.{module}"), name)
 
 
 class _Reader:

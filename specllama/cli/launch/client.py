@@ -36,7 +36,6 @@ class ModelServer:
 
     @property
     def api(self) -> str:
-        """The base URL of OpenAI's API."""
         return f"{self.url}/v1"
 
     @property

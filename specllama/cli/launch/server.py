@@ -26,13 +26,7 @@ from specllama.cli.options import mapped_errors
 from specllama.clock import sleep
 from specllama.config import defaults
 from specllama.config.store import cache_dir
-from specllama.errors import (
-    AccessError,
-    NetworkError,
-    NotFoundError,
-    ResourceError,
-    SpecllamaError,
-)
+from specllama.errors import AccessError, NetworkError, NotFoundError, ResourceError, SpecllamaError
 from specllama.json_types import JsonObject
 from specllama.option import OptionValues
 from specllama.processor_time import exits
@@ -128,7 +122,7 @@ def free_port(host: str, port: int) -> int:
     return port
 
 
-class OwnServer:
+class OwnServer(contextlib.AbstractContextManager["OwnServer"]):
     """`specllama serve` in the background; a context manager that ends it.
 
     arguments: its flags. environ: its environment. log: gets what it prints. It is the leader of a session of
@@ -150,9 +144,6 @@ class OwnServer:
                 )
         except OSError as error:
             raise ResourceError(f"the server cannot be started: {error}") from None
-
-    def __enter__(self) -> OwnServer:
-        return self
 
     def __exit__(self, *_: object) -> None:
         """End it; its client has exited, so requests need not finish."""
@@ -184,7 +175,6 @@ class OwnServer:
 
     @property
     def exit_code(self) -> int:
-        """Of a server that has ended."""
         code = self._process.wait()
         return code if code > 0 else SpecllamaError.exit_code
 
