@@ -15,7 +15,7 @@ from typing import Any, Literal, TypedDict
 
 from specllama.config import defaults
 from specllama.config.defaults import DRAFTERS
-from specllama.config.forms import disk_bytes
+from specllama.config.forms import TOKENS, disk_bytes
 from specllama.config.load import EMBEDDER_FIELDS, LOAD_SETTINGS, MODEL_SETTINGS, LoadSettings, ModelSettings
 from specllama.config.options import as_argument, option_named
 from specllama.config.sources import Values
@@ -208,6 +208,7 @@ def settings_of_arguments(
     they set. Raises UsageError and NotFoundError, naming the argument.
     """
     try:
+        TOKENS.python(named["draft_max"], "draft_max")  # None, which `accept` takes, is no number
         fields = {**MODEL_SETTINGS, **LOAD_SETTINGS}
         given = {name: fields[name].accept(value, name) for name, value in named.items()} | _known(options)
         target = {name: given[name] for name in MODEL_SETTINGS if name in given}
