@@ -95,12 +95,25 @@ def notify(state: str) -> None:
             link.sendto(state.encode(), address.replace("@", "\0", 1) if address[0] == "@" else address)
 
 
+def check_digits(host: str) -> None:
+    """Raises UsageError for digits and dots that are no address; what a name leads to is seen later."""
+    if host and not host.strip("0123456789."):
+        try:
+            socket.inet_aton(host)
+        except OSError:
+            raise _no_host(host) from None
+
+
+def _no_host(host: str) -> UsageError:
+    why = f": {printable(host)[:80]} is no IP address, and no name that leads to one"
+    return UsageError(why, _FORMS, option="host")
+
+
 def _of_address(host: str, port: int) -> socket.socket:
     try:
         infos = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError):
-        why = f": {printable(host)[:80]} is no IP address, and no name that leads to one"
-        raise UsageError(why, _FORMS, option="host") from None
+        raise _no_host(host) from None
     family, kind, protocol, _, address = infos[0]
     listener = socket.socket(family, kind, protocol)
     try:

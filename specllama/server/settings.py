@@ -12,6 +12,7 @@ from specllama.config.load import LoadSettings
 from specllama.config.text_file import expanded
 from specllama.errors import UsageError, option
 from specllama.server.http.origins import Origins, root_path
+from specllama.server.listening import check_digits
 
 ANY_NAME = "*"
 
@@ -97,6 +98,7 @@ class ServerSettings:
                 f"give {option('api_key')} or {option('api_key_file')} too",
                 option="metrics_key",
             )
+        check_digits(self.host)
         if not self.keys and not defaults.is_loopback(self.host):
             raise UsageError(
                 f"{self.host} can be reached from other machines, which needs a key",
