@@ -92,7 +92,7 @@ SHORTER_THAN_60 = {
     "config.defaults": "numbers that several layers share",
     "core.verify": "the proof that drafts change no token",
 }
-MOST_FILES, MOST_LINES = 310, 68_748  # of the package
+MOST_FILES, MOST_LINES = 310, 68_406  # of the package
 
 
 class Import(NamedTuple):
