@@ -18,6 +18,7 @@ from specllama.llama import kernel_build, vision_build
 from specllama.models.demo import DemoStore
 from tests.support.command import Command
 from tests.support.examples import examples
+from tests.support.forks import fork_engines
 from tests.support.hub import LocalHub, local_hub
 
 settings.register_profile("specllama", deadline=None, max_examples=examples(100))  # on any machine
@@ -51,6 +52,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """The tests, thousands of objects, stay until the end: no collection of garbage needs to scan them."""
     if any(not item.path.is_relative_to(HERE / "unit") for item in session.items):
         compile_kernels()
+        if os.environ.get("GOMP_SPINCOUNT") == "3000":
+            del os.environ["GOMP_SPINCOUNT"]  # of importing llama.cpp: processes that got it could be no forks
+        fork_engines(Command(HERE).environment())
     gc.collect()
     gc.freeze()
 

@@ -19,6 +19,7 @@ import pytest
 from specllama import LLM, AsyncLLM, RequestOutput, SamplingParams
 from specllama.errors import EngineDiedError, EngineError, IntegrityError, NotFoundError, UsageError
 from tests.support import tinygguf
+from tests.support.forks import ENGINES
 from tests.support.processes import SOON, is_gone
 
 FREE = 2.0  # seconds after which a slot is free; one, and one more for a busy machine
@@ -426,6 +427,8 @@ def test_bad_requests() -> None:
 def assert_no_children() -> None:
     """No engine process is left, soon at least."""
     assert all(is_gone(child) for child in psutil.Process().children() if is_engine(child))
+    for engine in ENGINES:
+        engine.wait(SOON)
 
 
 def is_engine(child: psutil.Process) -> bool:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.support.forks import fork_server
+from tests.support.forks import COMMAND, fork_server
 from tests.support.paths import ROOT
 
 MAIN = [sys.executable, "-m", "specllama"]
@@ -70,7 +70,7 @@ class Command:
 
     def __init__(self, home: Path) -> None:
         self.home, self.cache = home, home / "cache"
-        self._started: list[subprocess.Popen[bytes]] = []
+        self._started: list[Any] = []
         kept = {k: v for k, v in os.environ.items() if not k.startswith("SPECLLAMA_")}
         for name in ("NO_COLOR", "COLUMNS", "PYTHONIOENCODING", "LC_ALL"):
             kept.pop(name, None)
@@ -137,17 +137,23 @@ class Command:
         self,
         *args: str,
         env: Mapping[str, str | None] | None = None,
-        module: str = "specllama",
+        module: str = COMMAND,
+        fork: bool = False,
         **more: Any,
-    ) -> subprocess.Popen[bytes]:
-        """Start the command, or another module with its arguments. The caller ends it; `end_started` does so
-        after a failed test. Its pipes have no buffers here: what comes along with a line that is read stays
-        in the pipe, for `communicate` and `select`.
+    ) -> Any:
+        """Start the command, or another module with its arguments, as a subprocess.Popen. The caller ends it;
+        `end_started` does so after a failed test. Its pipes have no buffers here: what comes along with a
+        line that is read stays in the pipe, for `communicate` and `select`. fork: unless a test is about the
+        start.
         """
         pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        line = [sys.executable, "-m", module, *args]
         environ = self.environment(env)
-        process = subprocess.Popen(line, bufsize=0, env=environ, cwd=self.home, **(pipes | more))
+        forks = fork_server(self.environment()) if fork and module == COMMAND else None
+        if forks is not None and forks.fits(environ):
+            process = forks.start(module, args, environ, self.home, bufsize=0, **(pipes | more))
+        else:
+            line = [sys.executable, "-m", module, *args]
+            process = subprocess.Popen(line, bufsize=0, env=environ, cwd=self.home, **(pipes | more))
         self._started.append(process)
         return process
 

@@ -1,13 +1,16 @@
-"""Runs specllama command lines in forks of one process that has imported the commands: importing them takes
-most of the processor time of a short one.
+"""Runs processes of specllama as forks of one process that has imported its modules: importing them takes
+most of the processor time of a short command, of a server's start and of an engine's.
 
 A fork has its own streams, environment, directory and exit code, and ends as an interpreter does. What
 depends on how an interpreter starts (encodings, paths of modules) needs a new process: `ForkServer.fits`.
-Its engine is a fork of it, which has imported llama.cpp, where no GPU is in use: `_start_engine`.
+An engine, which has imported llama.cpp, is forked where no GPU is in use: from here for a process that tests
+(`fork_engines`), and from itself for a command or server that is a fork (`_start_engine`), as is the
+engine's process for chat templates.
 """
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import contextlib
 import functools
@@ -23,15 +26,19 @@ import sys
 import tempfile
 import threading
 import time
+import types
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any
 
+from specllama import python_command
 from specllama.errors import SpecllamaError
 from tests.support.paths import ROOT
 
 OFF = "TESTS_WITHOUT_FORKS"  # scripts/test --all sets it: each command is a new process
+COMMAND, ENGINE = "specllama", "specllama.worker.main"  # modules that are run
 _AT_START = ("PYTHON", "LC_", "LANG")  # beginnings of variables that an interpreter reads when it starts
 _WITH_ENGINE = (
     "OMP_",
@@ -41,11 +48,90 @@ _WITH_ENGINE = (
     "LD_",
     "SPECLLAMA_KERNELS",
 )  # those that llama.cpp reads
+_IMPORTS = (
+    *("specllama.cli.app", "specllama.server.main", "typer._adapters", "pydantic.type_adapter"),
+    "specllama.text.chat_template",
+)
 _N_PIPES = 3
 
 
 def _at_start(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environ.items() if name.startswith(_AT_START)}
+
+
+def _with_engine(environ: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environ.items() if name.startswith(_WITH_ENGINE)}
+
+
+class Fork:
+    """A process of a fork server; what it has of subprocess.Popen does the same.
+
+    link: tells its pid, and its exit code when it has ended. pipes: this side of its streams, None for those
+    that are no pipes.
+    """
+
+    def __init__(self, args: Sequence[Any], link: socket.socket, pipes: Sequence[IO[bytes] | None]) -> None:
+        self.args, self.returncode = args, None
+        self.stdin, self.stdout, self.stderr = pipes
+        self._replies = link.makefile("rb", buffering=0)  # reads no more than is asked for
+        self._lock = threading.Lock()
+        weakref.finalize(self, link.close)
+        weakref.finalize(self, self._replies.close)
+        self.pid = int(self._replies.readline())
+
+    def poll(self) -> int | None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.wait(0)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        ready = select.poll()
+        ready.register(self._replies, select.POLLIN)
+        if self.returncode is None and ready.poll(None if timeout is None else max(0.0, timeout) * 1000):
+            with self._lock:
+                if self.returncode is None:
+                    self.returncode = int(self._replies.readline() or -signal.SIGKILL)
+        if self.returncode is None:
+            raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def communicate(self, input: bytes = b"", timeout: float | None = None) -> tuple[bytes, bytes]:
+        """As that of Popen, but a process that takes too long is killed."""
+        ends = time.monotonic() + (threading.TIMEOUT_MAX if timeout is None else timeout)
+        with ThreadPoolExecutor(_N_PIPES) as pool:
+            if self.stdin is not None:
+                pool.submit(_write, self.stdin, input)
+            texts = [pool.submit(_read, pipe) for pipe in (self.stdout, self.stderr)]
+            try:
+                self.wait(timeout)
+                out, err = (text.result(ends - time.monotonic()) for text in texts)
+            except (TimeoutError, subprocess.TimeoutExpired):
+                self.kill()
+                raise subprocess.TimeoutExpired(self.args, timeout or 0.0) from None
+            return out, err
+
+
+def _write(pipe: IO[bytes], data: bytes) -> None:
+    with contextlib.suppress(BrokenPipeError), pipe:
+        pipe.write(data)
+
+
+def _read(pipe: IO[bytes] | None) -> bytes:
+    if pipe is None:
+        return b""
+    with pipe:
+        return pipe.read()
 
 
 class ForkServer:
@@ -68,8 +154,14 @@ class ForkServer:
             )
         atexit.register(self.close)
 
+    @functools.cached_property
+    def has_engine(self) -> bool:
+        """Whether engines can be forked."""
+        assert self._process.stdout is not None
+        return self._process.stdout.readline() == b"1\n"
+
     def close(self) -> None:
-        """End it. Commands that are running go on."""
+        """End it. Processes that are running go on."""
         self._process.communicate()
         self._folder.cleanup()
 
@@ -77,47 +169,46 @@ class ForkServer:
         """Whether a fork with this environment does what a new process would."""
         return _at_start(environ) == _at_start(self._environ)
 
+    def start(
+        self,
+        module: str,
+        args: Sequence[str | bytes],
+        environ: Mapping[str, str],
+        cwd: Path,
+        stdin: int | IO[bytes] = subprocess.PIPE,
+        stdout: int | IO[bytes] = subprocess.PIPE,
+        stderr: int | IO[bytes] = subprocess.PIPE,
+        bufsize: int = -1,
+    ) -> Fork:
+        """A module that runs as a program with these arguments."""
+        order = json.dumps([module, [os.fsdecode(arg) for arg in args], dict(environ), str(cwd)]).encode()
+        ends = [_ends(stream, i, bufsize) for i, stream in enumerate((stdin, stdout, stderr))]
+        link = socket.socket(socket.AF_UNIX)
+        link.connect(self._address)
+        socket.send_fds(link, [b"\n"], [theirs for theirs, _ in ends])
+        for theirs, _ in ends:
+            os.close(theirs)
+        link.sendall(order)
+        link.shutdown(socket.SHUT_WR)
+        return Fork([module, *args], link, [ours for _, ours in ends])
+
     def run(
         self, args: Sequence[str | bytes], stdin: bytes, environ: Mapping[str, str], cwd: Path, timeout: float
     ) -> subprocess.CompletedProcess[bytes]:
         """What subprocess.run returns for a command, or raises."""
-        ends = time.monotonic() + timeout
-        command = json.dumps([[os.fsdecode(arg) for arg in args], dict(environ), str(cwd)]).encode()
-        with contextlib.ExitStack() as stack:
-            pool = stack.enter_context(ThreadPoolExecutor(_N_PIPES))
-            link = stack.enter_context(socket.socket(socket.AF_UNIX))
-            link.settimeout(timeout)
-            link.connect(self._address)
-            given, out, err = (stack.enter_context(pipe) for pipe in _handed_over(link))
-            link.sendall(command)
-            link.shutdown(socket.SHUT_WR)
-            replies = stack.enter_context(link.makefile())
-            pid = int(replies.readline())
-            pool.submit(_write, given, stdin)
-            texts = [pool.submit(pipe.read) for pipe in (out, err)]
-            try:
-                code = int(replies.readline())
-                read = [text.result(ends - time.monotonic()) for text in texts]
-            except TimeoutError:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-                raise subprocess.TimeoutExpired(args, timeout) from None
-            return subprocess.CompletedProcess(args, code, *read)
+        process = self.start(COMMAND, args, environ, cwd)
+        out, err = process.communicate(stdin, timeout)
+        return subprocess.CompletedProcess(args, process.wait(), out, err)
 
 
-def _handed_over(link: socket.socket) -> tuple[IO[bytes], IO[bytes], IO[bytes]]:
-    """This side of a command's stdin, stdout and stderr; the other side is sent."""
-    pipes = [os.pipe() for _ in range(_N_PIPES)]
-    theirs = [pipes[0][0], pipes[1][1], pipes[2][1]]
-    socket.send_fds(link, [b"\n"], theirs)
-    for end in theirs:
-        os.close(end)
-    return open(pipes[0][1], "wb"), open(pipes[1][0], "rb"), open(pipes[2][0], "rb")
-
-
-def _write(pipe: IO[bytes], data: bytes) -> None:
-    with contextlib.suppress(BrokenPipeError), pipe:
-        pipe.write(data)
+def _ends(stream: int | IO[bytes], number: int, bufsize: int) -> tuple[int, IO[bytes] | None]:
+    """A process's side of one of its streams, and this side, None where it is no pipe."""
+    if stream == subprocess.DEVNULL:
+        return os.open(os.devnull, os.O_RDWR), None
+    if stream != subprocess.PIPE:
+        return os.dup(stream if isinstance(stream, int) else stream.fileno()), None
+    read, write = os.pipe()
+    return (read, open(write, "wb", bufsize)) if number == 0 else (write, open(read, "rb", bufsize))
 
 
 @functools.cache
@@ -126,14 +217,35 @@ def _server(environ: tuple[tuple[str, str], ...]) -> ForkServer:
 
 
 def fork_server(environ: Mapping[str, str]) -> ForkServer | None:
-    """This process's server, None where commands are not forked. environ: the usual one of a command."""
+    """This process's server, None where processes are not forked. environ: the usual one of a command."""
     if OFF in os.environ or not hasattr(os, "fork"):
         return None
-    return _server(tuple(sorted(_at_start(environ).items())))
+    return _server(tuple(sorted((_at_start(environ) | _with_engine(environ)).items())))
 
 
-def _wait_for_command(listener: socket.socket) -> None:
-    """Returns in a fork, which has a command's streams, environment and arguments."""
+ENGINES: list[Fork] = []
+"""The engine processes that were forked for this one."""
+
+
+def fork_engines(usual: Mapping[str, str]) -> None:
+    """From now on, fork the engine processes of this one where new ones would do the same. usual: as for
+    `fork_server`.
+    """
+    start, executable, at_start = python_command._start_engine, sys.executable, _at_start(os.environ)
+
+    def forked(environ: Mapping[str, str]) -> Any:
+        merged, server = {**os.environ, **environ}, fork_server(usual)
+        same = _at_start(merged) == at_start and _with_engine(merged) == _with_engine(usual)
+        if server is None or not same or sys.executable != executable or not server.has_engine:
+            return start(environ)
+        ENGINES.append(server.start(ENGINE, [], merged, Path.cwd()))
+        return ENGINES[-1]
+
+    python_command._start_engine = forked
+
+
+def _wait_for_order(listener: socket.socket) -> str:
+    """Returns in a fork, which has a process's streams, environment and arguments: the module to run."""
     while True:
         ready, _, _ = select.select([listener, 0], [], [])
         if listener not in ready:
@@ -144,22 +256,24 @@ def _wait_for_command(listener: socket.socket) -> None:
                 pass
         if os.fork() == 0:
             listener.close()
-            _become(link)
-            return
+            return _become(link)
         link.close()
 
 
-def _become(link: socket.socket) -> None:
+def _become(link: socket.socket) -> str:
     """Fork once more: this process reports what becomes of its child, in which the function returns."""
     _, pipes, _, _ = socket.recv_fds(link, 1, _N_PIPES)
     with link.makefile("rb") as sent:
-        args, environ, cwd = json.load(sent)
+        module, args, environ, cwd = json.load(sent)
     if pid := os.fork():
         for pipe in pipes:
             os.close(pipe)
-        link.sendall(f"{pid}\n".encode())
-        _, status = os.waitpid(pid, 0)
-        link.sendall(f"{os.waitstatus_to_exitcode(status)}\n".encode())
+        for stream in range(_N_PIPES):
+            os.close(stream)
+        with contextlib.suppress(BrokenPipeError):  # nobody waits for it
+            link.sendall(f"{pid}\n".encode())
+            _, status = os.waitpid(pid, 0)
+            link.sendall(f"{os.waitstatus_to_exitcode(status)}\n".encode())
         os._exit(0)
     link.close()
     for stream, pipe in enumerate(pipes):
@@ -169,6 +283,7 @@ def _become(link: socket.socket) -> None:
     os.environ.update(environ)
     os.chdir(cwd)
     sys.argv[1:] = args
+    return module
 
 
 def _import_engine() -> bool:
@@ -183,24 +298,29 @@ def _import_engine() -> bool:
     return False
 
 
+def _is_idle(thread: threading.Thread) -> bool:
+    """Whether it is one of a pool, and waits for work: it holds no lock that a fork could wait for."""
+    frame = sys._current_frames().get(thread.ident or 0)
+    return frame is not None and frame.f_code.co_qualname == "_worker"
+
+
 def _start_engine(start: Callable[..., subprocess.Popen[bytes]], before: Mapping[str, str]) -> Any:
     """`start`, which starts an engine process, or one that forks it where a new one would do the same.
     before: the environment in which the engine was imported.
     """
 
-    def with_engine(environ: Mapping[str, str]) -> dict[str, str]:
-        return {name: value for name, value in environ.items() if name.startswith(_WITH_ENGINE)}
-
     def forked(environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
-        others = {x for x in threading.enumerate() if x.name not in ("MainThread", "specllama_clock")}
-        for thread in others:
-            thread.join(0.2)  # one that has to end
-        alone = not any(thread.is_alive() for thread in others)
-        if not alone or with_engine({**os.environ, **environ}) != with_engine(before):
+        known = (threading.current_thread().name, "MainThread", "specllama_clock")
+        others = [x for x in threading.enumerate() if x.name not in known and not _is_idle(x)]
+        if asyncio._get_running_loop() is None:  # a server waits for nothing
+            for thread in others:
+                thread.join(0.2)  # one that has to end
+        merged = {**os.environ, **environ}
+        if any(thread.is_alive() for thread in others) or _with_engine(merged) != _with_engine(before):
             return start(environ)
         sys.stdout.flush()
         sys.stderr.flush()
-        pipe, become = subprocess.PIPE, functools.partial(_become_engine, {**os.environ, **environ})
+        pipe, become = subprocess.PIPE, functools.partial(_become_engine, merged)
         return subprocess.Popen(
             [sys.executable], stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True, preexec_fn=become
         )
@@ -215,14 +335,40 @@ def _become_engine(environ: Mapping[str, str]) -> None:
     os.environ.update(environ)
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
+    sys.setswitchinterval(0.005)  # a server has another one
     gc.enable()  # Popen disables it
+    _run_engine()
+
+
+def _run_engine() -> None:
+    """Never returns."""
+    from specllama.text import template_process
     from specllama.worker.main import main
 
+    def popen(*args: Any, **more: Any) -> subprocess.Popen[bytes]:
+        if threading.current_thread() is threading.main_thread():
+            more["preexec_fn"] = _become_template
+        return subprocess.Popen(*args, **more)
+
+    # Once, while nothing is decoded.
+    template_process.subprocess = types.SimpleNamespace(**{**vars(subprocess), "Popen": popen})
     main()
 
 
+def _become_template() -> None:
+    """As `_become_engine`, for the engine's process for chat templates."""
+    os.closerange(_N_PIPES, 4096)
+    gc.enable()
+    from specllama.text.template_process import main
+
+    try:
+        main()
+    finally:
+        os._exit(0)
+
+
 def _import_commands() -> None:
-    for name in ("specllama.cli.app", "typer._adapters", "pydantic.type_adapter"):
+    for name in _IMPORTS:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
     from specllama.cli.app import COMMANDS
@@ -236,9 +382,13 @@ if __name__ == "__main__":
     before = dict(os.environ)
     _import_commands()
     has_engine = _import_engine()
+    sys.stdout.write(f"{has_engine:d}\n")
+    sys.stdout.flush()
     gc.freeze()  # what is shared with the forks is not copied by their collections
-    _wait_for_command(socket.socket(fileno=int(sys.argv[1])))
-    from specllama import python_command
+    module = _wait_for_order(socket.socket(fileno=int(sys.argv[1])))
+    if module == ENGINE:
+        os.setsid()
+        _run_engine()
     from specllama.__main__ import main
 
     # Most commands of the tests fail before they need an engine: none starts early.

@@ -19,7 +19,7 @@ class RpcWorker:
     """A running `specllama rpc-worker`. endpoint: its host:port. first: the first line of its output."""
 
     def __init__(self, command: Command, *args: str) -> None:
-        self.front = command.start("rpc-worker", "--port", "0", "-t", "1", *args)
+        self.front = command.start("rpc-worker", "--port", "0", "-t", "1", *args, fork=True)
         assert self.front.stdout is not None
         ready, _, _ = select.select([self.front.stdout], [], [], READY_SECONDS)
         self.first = self.front.stdout.readline().decode() if ready else ""

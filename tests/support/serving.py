@@ -191,7 +191,11 @@ class Server(Api):
         quiet = () if calibrate else ("--no-calibrate",)
         command = Command(home)
         self.process = command.start(
-            "serve", "--port", "0", *quiet, *flags, env=env, module=module, stdout=subprocess.DEVNULL
+            *("serve", "--port", "0", *quiet, *flags),
+            env=env,
+            module=module,
+            fork=True,
+            stdout=subprocess.DEVNULL,
         )
         self.lines: list[str] = []
         self._new_lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
