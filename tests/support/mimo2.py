@@ -14,6 +14,8 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 
+from tests.support.tinygguf import written
+
 Part = Literal["all", "trunk", "head"]
 _ARCH = "mimo2"
 
@@ -83,11 +85,7 @@ def mimo2_of(
         w.add_tensor(f"blk.{n_layer}.{name}.weight", np.ascontiguousarray(given.pop(name, x)))
     if given and n_mtp:
         raise ValueError(f"the MTP block has no {', '.join(sorted(given))}")
-    w.write_header_to_file()
-    w.write_kv_data_to_file()
-    w.write_tensors_to_file()
-    w.close()
-    return Path(path)
+    return written(w, Path(path))
 
 
 def _random_head(n_embd: int, n_qkv: int, n_ff: int, seed: int) -> dict[str, NDArray[np.float32]]:

@@ -14,12 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
 from numpy.typing import NDArray
 
-from tests.support.tinygguf import N_EMBD, N_FF, N_HEAD_KV, N_VOCAB, Builder
+from tests.support.tinygguf import N_EMBD, N_HEAD_KV, Builder, written
 from tests.support.tinyheads import read_tensors
 
 WIDTH, HEADS, FF = 32, 2, 64  # of the encoders
@@ -83,12 +84,7 @@ class Projector:
             self.norm(name, self.n_embd)
 
     def write(self) -> Path:
-        w = self.writer
-        w.write_header_to_file()
-        w.write_kv_data_to_file()
-        w.write_tensors_to_file()
-        w.close()
-        return self.path
+        return written(self.writer, self.path)
 
 
 def gemma3(path: Path | str, seed: int = 0, *, n_embd: int = N_EMBD) -> Path:
@@ -144,12 +140,11 @@ def qwen3vl(path: Path | str, seed: int = 0) -> Path:
 
 
 def qwen2vl_text(
-    path: Path | str, seed: int = 0, *, n_vocab: int = N_VOCAB, noise: float = 0.0, n_layer: int = 2
+    path: Path | str, seed: int = 0, *, n_layer: int = 2, **more: Any
 ) -> Path:
     """The text model of `qwen2vl`: plain attention, with positions of time, height and width."""
-    b = Builder("qwen2vl", path, seed, n_vocab, noise, 2048, n_layer)
+    b = Builder("qwen2vl", path, seed, n_layer, **more)
     b.heads(N_HEAD_KV, rope=True)
-    b.writer.add_feed_forward_length(N_FF)
     b.writer.add_rope_dimension_sections([2, 3, 3, 0])
     for i in range(n_layer):
         b.ones(f"blk.{i}.attn_norm", N_EMBD)

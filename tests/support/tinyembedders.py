@@ -15,7 +15,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 
-from tests.support.tinygguf import EPS, N_EMBD, N_EMBD_HEAD, N_FF, N_HEAD, N_HEAD_KV, N_VOCAB, Builder
+from tests.support.tinygguf import EPS, N_EMBD, N_EMBD_HEAD, N_FF, N_HEAD, N_HEAD_KV, Builder, written
 
 RERANK = "<|im_start|>{query}<|im_end|>{document}<|im_end|>"
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -78,12 +78,7 @@ class _Encoder:
         self.norm(f"blk.{i}.layer_output_norm")
 
     def write(self) -> Path:
-        w = self.writer
-        w.write_header_to_file()
-        w.write_kv_data_to_file()
-        w.write_tensors_to_file()
-        w.close()
-        return self.path
+        return written(self.writer, self.path)
 
 
 def bert(path: Path | str, pooling: str = "mean", name: str = "", n_ctx: int = N_CTX) -> Path:
@@ -112,10 +107,9 @@ def nomic(path: Path | str, name: str = "nomic-embed-text-v1.5", n_ctx: int = 51
 
 def decoder(path: Path | str, pooling: str = "last", n_ctx: int = 1024) -> Path:
     """As Qwen3-Embedding; with pooling "rank" as Qwen3-Reranker."""
-    b = Builder("qwen3", path, 3, N_VOCAB, 0.0, n_ctx, 2)
+    b = Builder("qwen3", path, 3, 2, n_ctx_train=n_ctx)
     b.writer.add_pooling_type(gguf.PoolingType[pooling.upper()])
     b.heads(N_HEAD_KV, rope=True)
-    b.writer.add_feed_forward_length(N_FF)
     b.writer.add_add_eos_token(True)
     for i in range(2):
         b.ones(f"blk.{i}.attn_norm", N_EMBD)

@@ -6,7 +6,8 @@
     jamba    recurrent and attention, without rollback: can only be emptied
     lfm2     recurrent and attention: with `n_rs_seq` > 0 it can roll back that many tokens once
 
-Each is a function `(path, seed=0, *, n_vocab=280, noise=0.0, ...) -> path` and writes 270 to 390 kB
+Each is a function `(path, seed=0, *, n_layer=2, ..., **more) -> path`, whose `more` (n_vocab, noise,
+n_ctx_train ...) is that of `Builder`, and writes 270 to 390 kB
 in some milliseconds. The vocabularies of equal `n_vocab` are equal, so any two of them make a pair.
 `noise` mixes another model into the weights (0: none, 1: half), for a draft that agrees with the noiseless
 model part of the time (0.1: in six tokens of ten, 0.2: four, 0.5: one). The output is not meaningful, but
@@ -23,6 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -77,22 +79,24 @@ class Builder:
         arch: str,
         path: Path | str,
         seed: int,
-        n_vocab: int,
-        noise: float,
-        n_ctx_train: int,
         n_layer: int,
+        *,
+        n_vocab: int = N_VOCAB,
+        noise: float = 0.0,
+        n_ctx_train: int = 2048,
         pre: str = "gpt-2",
         more: Sequence[str] = (),
-        *,
         n_embd: int = N_EMBD,
         unit_rows: bool = False,
         keep: Callable[[str], bool] = lambda _: True,
     ) -> None:
-        """unit_rows: all embeddings have the same norm, and the same first element. keep: which of the
-        tensors that are put are written, by name; the others use up their random numbers too, so that two
-        files of one model fit together.
+        """pre: the pre-tokenizer that the file names. more: further control tokens, such as FIM. unit_rows: all
+        embeddings have the same norm, and the same first element. keep: which of the tensors that are put are
+        written, by name; the others use up their random numbers too, so that two files of one model fit
+        together.
         """
         self.arch, self.path, self.noise, self.keep = arch, Path(path), noise, keep
+        self.n_ctx_train = n_ctx_train
         self.tensors: dict[str, NDArray[np.generic]] = {}
         self.rng, self.other = np.random.default_rng(seed), np.random.default_rng([seed, 1])
         self.writer = w = gguf.GGUFWriter(str(path), arch)
@@ -150,10 +154,11 @@ class Builder:
     def ones(self, name: str, n: int) -> None:
         self.put(f"{name}.weight", np.ones(n, np.float32))
 
-    def heads(self, n_head_kv: int | list[int], *, rope: bool) -> None:
-        """Attention metadata. n_head_kv: a list has the KV heads of each block, 0 for recurrent blocks."""
+    def heads(self, n_head_kv: int | list[int], *, rope: bool, n_head: int = N_HEAD) -> None:
+        """Metadata of blocks. n_head_kv: a list has the KV heads of each block, 0 for recurrent blocks."""
         w = self.writer
-        w.add_head_count(N_HEAD)
+        w.add_feed_forward_length(N_FF)
+        w.add_head_count(n_head)
         w.add_head_count_kv(n_head_kv)
         w.add_key_length(N_EMBD_HEAD)
         w.add_value_length(N_EMBD_HEAD)
@@ -209,36 +214,34 @@ class Builder:
         self.matrix(f"{blk}_out", N_EMBD, d_inner, gain=2.0)
 
     def write(self) -> Path:
-        w = self.writer
-        w.write_header_to_file()
-        w.write_kv_data_to_file()
-        w.write_tensors_to_file()
-        w.close()
-        return self.path
+        return written(self.writer, self.path)
+
+
+def written(w: gguf.GGUFWriter, path: Path) -> Path:
+    """The file, whole."""
+    w.write_header_to_file()
+    w.write_kv_data_to_file()
+    w.write_tensors_to_file()
+    w.close()
+    return path
 
 
 def llama(
     path: Path | str,
     seed: int = 0,
     *,
-    n_vocab: int = N_VOCAB,
-    noise: float = 0.0,
-    n_ctx_train: int = 2048,
     n_layer: int = 2,
-    pre: str = "gpt-2",
-    more: Sequence[str] = (),
     adds: Sequence[float] = (),
     sampling: Mapping[str, int | float | str] | None = None,
+    **more: Any,
 ) -> Path:
-    """Plain attention in every block; with `n_layer=1` the same first block and a cheaper draft. pre: the
-    pre-tokenizer that the file names. more: further control tokens, such as FIM. adds: a factor for each
-    block on what it adds to the residual stream; the embeddings then have equal norms. sampling: values of
-    general.sampling.*.
+    """Plain attention in every block; with `n_layer=1` the same first block and a cheaper draft. adds: a
+    factor for each block on what it adds to the residual stream; the embeddings then have equal norms.
+    sampling: values of general.sampling.*.
     """
-    b = Builder("llama", path, seed, n_vocab, noise, n_ctx_train, n_layer, pre, more, unit_rows=bool(adds))
+    b = Builder("llama", path, seed, n_layer, unit_rows=bool(adds), **more)
     factors = adds or (1.0,) * n_layer
     b.heads(N_HEAD_KV, rope=True)
-    b.writer.add_feed_forward_length(N_FF)
     add = {int: b.writer.add_int32, float: b.writer.add_float32, str: b.writer.add_string}
     for key, value in (sampling or {}).items():
         add[type(value)](f"general.sampling.{key}", value)
@@ -250,23 +253,15 @@ def llama(
 
 
 def gemma3(
-    path: Path | str,
-    seed: int = 0,
-    *,
-    n_vocab: int = N_VOCAB,
-    noise: float = 0.0,
-    n_ctx_train: int = 2048,
-    n_layer: int = 2,
-    n_swa: int = 16,
+    path: Path | str, seed: int = 0, *, n_layer: int = 2, n_swa: int = 16, **more: Any
 ) -> Path:
     """Blocks with a window of `n_swa` tokens alternate with blocks without.
 
     llama.cpp rounds the window's cache up to n_swa + n_ubatch and then to 256 cells: a wrong truncation is
     visible only in sequences longer than that.
     """
-    b = Builder("gemma3", path, seed, n_vocab, noise, n_ctx_train, n_layer)
+    b = Builder("gemma3", path, seed, n_layer, **more)
     b.heads(N_HEAD_KV, rope=True)
-    b.writer.add_feed_forward_length(N_FF)
     b.writer.add_sliding_window(n_swa)
     b.writer.add_sliding_window_pattern(2)
     for i in range(n_layer):
@@ -279,17 +274,10 @@ def gemma3(
 
 
 def mamba(
-    path: Path | str,
-    seed: int = 0,
-    *,
-    n_vocab: int = N_VOCAB,
-    noise: float = 0.0,
-    n_ctx_train: int = 2048,
-    n_layer: int = 2,
-    d_state: int = 16,
+    path: Path | str, seed: int = 0, *, n_layer: int = 2, d_state: int = 16, **more: Any
 ) -> Path:
     """Recurrent in every block."""
-    b = Builder("mamba", path, seed, n_vocab, noise, n_ctx_train, n_layer)
+    b = Builder("mamba", path, seed, n_layer, **more)
     b.writer.add_head_count(0)
     b.writer.add_feed_forward_length(0)
     b.ssm_keys(d_state, dt_rank=4)
@@ -300,19 +288,11 @@ def mamba(
 
 
 def jamba(
-    path: Path | str,
-    seed: int = 0,
-    *,
-    n_vocab: int = N_VOCAB,
-    noise: float = 0.0,
-    n_ctx_train: int = 2048,
-    n_layer: int = 2,
-    d_state: int = 16,
+    path: Path | str, seed: int = 0, *, n_layer: int = 2, d_state: int = 16, **more: Any
 ) -> Path:
     """A hybrid without rollback: recurrent blocks alternate with attention blocks without positions."""
-    b = Builder("jamba", path, seed, n_vocab, noise, n_ctx_train, n_layer)
+    b = Builder("jamba", path, seed, n_layer, **more)
     b.heads([N_HEAD_KV * (i % 2) for i in range(n_layer)], rope=False)
-    b.writer.add_feed_forward_length(N_FF)
     b.ssm_keys(d_state, dt_rank=4)
     for i in range(n_layer):
         b.ones(f"blk.{i}.attn_norm", N_EMBD)
@@ -325,20 +305,11 @@ def jamba(
 
 
 def lfm2(
-    path: Path | str,
-    seed: int = 0,
-    *,
-    n_vocab: int = N_VOCAB,
-    noise: float = 0.0,
-    n_ctx_train: int = 2048,
-    n_layer: int = 3,
-    l_cache: int = 4,
-    more: Sequence[str] = (),
+    path: Path | str, seed: int = 0, *, n_layer: int = 3, l_cache: int = 4, **more: Any
 ) -> Path:
     """A hybrid with rollback: short convolutions over `l_cache` tokens, every second block attention."""
-    b = Builder("lfm2", path, seed, n_vocab, noise, n_ctx_train, n_layer, more=more)
+    b = Builder("lfm2", path, seed, n_layer, **more)
     b.heads([N_HEAD_KV * (i % 2) for i in range(n_layer)], rope=True)
-    b.writer.add_feed_forward_length(N_FF)
     b.writer.add_shortconv_l_cache(l_cache)
     for i in range(n_layer):
         b.ones(f"blk.{i}.attn_norm", N_EMBD)

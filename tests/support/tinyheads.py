@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -33,7 +34,6 @@ MASK = 3  # the id that fills a block drafter's block: a byte that texts do not 
 def _gemma4_keys(b: Builder, arch: str, n_layer: int, n_swa: int) -> None:
     w = b.writer
     b.heads(N_HEAD_KV, rope=True)
-    w.add_feed_forward_length(N_FF)
     w.add_uint32(f"{arch}.attention.key_length_swa", N_EMBD_HEAD)
     w.add_uint32(f"{arch}.attention.value_length_swa", N_EMBD_HEAD)
     w.add_uint32(f"{arch}.rope.dimension_count_swa", N_EMBD_HEAD)
@@ -47,15 +47,13 @@ def gemma4(
     path: Path | str,
     seed: int = 0,
     *,
-    n_vocab: int = N_VOCAB,
-    noise: float = 0.0,
-    n_ctx_train: int = 2048,
     n_layer: int = 2,
     n_swa: int = 512,
     adds: Sequence[float] = (),
+    **more: Any,
 ) -> Path:
     """Blocks with a window of `n_swa` tokens alternate with blocks without; the last has none."""
-    b = Builder("gemma4", path, seed, n_vocab, noise, n_ctx_train, n_layer)
+    b = Builder("gemma4", path, seed, n_layer, **more)
     _gemma4_keys(b, "gemma4", n_layer, n_swa)
     b.writer.add_uint32("gemma4.embedding_length_per_layer_input", 0)
     for i in range(n_layer):
@@ -74,19 +72,19 @@ def gemma4_assistant(
     *,
     n_vocab: int = N_VOCAB,
     n_embd_target: int = N_EMBD,
-    n_ctx_train: int = 2048,
     n_layer: int = 2,
     n_swa: int = 512,
     copy_of: Path | str | None = None,
     head_noise: float = 0.0,
+    **more: Any,
 ) -> Path:
     """The assistant of a `gemma4` model. Its hidden size, N_EMBD_ASSISTANT, must not be the target's."""
     target = read_tensors(copy_of) if copy_of else {}
     n_embd, adds = N_EMBD_ASSISTANT, 0.0 if target else 1.0
     keep = {"token_embd.weight"} if not target else set()
     b = Builder(
-        "gemma4-assistant", path, seed, n_vocab, 0.0, n_ctx_train, n_layer, n_embd=n_embd,
-        keep=lambda name: name not in ("token_embd.weight", "output.weight") or name in keep,
+        "gemma4-assistant", path, seed, n_layer, n_vocab=n_vocab, n_embd=n_embd,
+        keep=lambda name: name not in ("token_embd.weight", "output.weight") or name in keep, **more,
     )  # fmt: skip
     if target:
         keep.add("token_embd.weight")
@@ -127,15 +125,14 @@ def eagle3(
     path: Path | str,
     seed: int = 1,
     *,
-    n_vocab: int = N_VOCAB,
     n_embd_target: int = N_EMBD,
-    n_ctx_train: int = 2048,
     target_layers: Sequence[int] = (0, 1, 1),
     own_embeddings: bool = False,
     own_output: bool = False,
     d2t: Sequence[int] = (),
     copy_of: Path | str | None = None,
     head_noise: float = 0.0,
+    **more: Any,
 ) -> Path:
     """An EAGLE-3 head. Without `own_embeddings` and `own_output` it uses the target's tensors.
 
@@ -143,9 +140,8 @@ def eagle3(
     """
     target = read_tensors(copy_of) if copy_of else {}
     kept = {"token_embd.weight": own_embeddings, "output.weight": False}
-    b = Builder("eagle3", path, seed, n_vocab, 0.0, n_ctx_train, 1, keep=lambda name: kept.get(name, True))
+    b = Builder("eagle3", path, seed, 1, keep=lambda name: kept.get(name, True), **more)
     w = b.writer
-    w.add_feed_forward_length(N_FF)
     w.add_array("eagle3.target_layers", list(target_layers))
     w.add_uint32("eagle3.target_hidden_size", n_embd_target)
     if target and own_embeddings:
@@ -181,16 +177,9 @@ def _eagle3_copy(b: Builder, target: dict[str, NDArray[np.float32]], head_noise:
     last = max(int(name.split(".")[1]) for name in target if name.startswith("blk."))
     of = {name.removeprefix(f"blk.{last}."): x for name, x in target.items()}
     n = N_EMBD_HEAD
-    w = b.writer
-    w.add_head_count(2 * N_HEAD)
-    w.add_head_count_kv(2 * N_HEAD)
-    w.add_key_length(n)
-    w.add_value_length(n)
-    w.add_rope_dimension_count(n)
-    w.add_rope_freq_base(10000.0)
-    w.add_bool(
-        "eagle3.norm_before_residual", True
-    )  # the residual stream then begins at attn_norm_2, zero here
+    b.heads(2 * N_HEAD, rope=True, n_head=2 * N_HEAD)
+    # The residual stream then begins at attn_norm_2, zero here.
+    b.writer.add_bool("eagle3.norm_before_residual", True)
     b.put("blk.0.attn_norm.weight", of["attn_norm.weight"])
     b.put("blk.0.attn_norm_2.weight", np.full(N_EMBD, head_noise, np.float32))
     group = N_HEAD // N_HEAD_KV
@@ -240,7 +229,6 @@ def dflash(
     seed: int = 1,
     *,
     n_vocab: int = N_VOCAB,
-    n_ctx_train: int = 2048,
     n_layer: int = 2,
     block_size: int = 4,
     target_layers: Sequence[int] = (0, 1),
@@ -248,6 +236,7 @@ def dflash(
     top_k: int = 0,
     own_embeddings: bool = False,
     copy_of: Path | str | None = None,
+    **more: Any,
 ) -> Path:
     """A drafter of whole blocks: DFlash, with `markov` DSpark, with a selector of `top_k` candidates for each
     token DFlash 2. Its hidden size is the target's.
@@ -259,12 +248,11 @@ def dflash(
         raise ValueError("only the Markov matrices can be those of a target")
     shared = ("token_embd.weight", "output.weight")
     b = Builder(
-        "dflash", path, seed, n_vocab, 0.0, n_ctx_train, n_layer,
+        "dflash", path, seed, n_layer, n_vocab=n_vocab, **more,
         keep=lambda name: name != "output_norm.weight" and (own_embeddings or name not in shared),
     )  # fmt: skip
     w = b.writer
     b.heads(N_HEAD_KV, rope=True)
-    w.add_feed_forward_length(N_FF)
     w.add_array("dflash.target_layers", list(target_layers))
     w.add_uint32("dflash.block_size", block_size)
     w.add_mask_token_id(MASK)

@@ -18,13 +18,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
-from tests.support.tinygguf import N_EMBD, N_EMBD_HEAD, N_FF, N_HEAD, N_HEAD_KV, N_VOCAB, Builder
+from tests.support.tinygguf import N_EMBD, N_EMBD_HEAD, N_FF, N_HEAD, N_HEAD_KV, Builder
 
 Part = Literal["all", "trunk", "head", "promise"]
+Block = Callable[[int, float], None]
 _SHARED = ("token_embd.weight", "output.weight", "output_norm.weight")
 
 
@@ -40,93 +41,73 @@ def _keep(part: Part, n_layer: int) -> Callable[[str], bool]:
     return keep
 
 
-def _open(
-    arch: str,
-    path: Path | str,
-    seed: int,
-    part: Part,
-    n_layer: int,
-    n_mtp: int,
-    adds: Sequence[float],
-    **shape: int | float,
-) -> Builder:
-    promised = 0 if part == "trunk" else n_mtp
-    b = Builder(
-        arch,
-        path,
-        seed,
-        int(shape["n_vocab"]),
-        shape["noise"],
-        int(shape["n_ctx_train"]),
-        n_layer + promised,
-        unit_rows=bool(adds),
-        keep=_keep(part, n_layer),
-    )
-    b.heads(N_HEAD_KV, rope=True)
-    b.writer.add_feed_forward_length(N_FF)
-    if promised:
-        b.writer.add_uint32(f"{arch}.nextn_predict_layers", promised)
-    return b
+class _Mtp(Builder):
+    """Builds a part of a model of `n_layer` blocks and `n_mtp` MTP blocks. adds: as for `tinygguf.llama`."""
 
+    def __init__(
+        self,
+        arch: str,
+        path: Path | str,
+        seed: int,
+        n_layer: int,
+        n_mtp: int,
+        *,
+        part: Part = "all",
+        adds: Sequence[float] = (),
+        copied: bool = False,
+        head_noise: float = 0.0,
+        **more: Any,
+    ) -> None:
+        self.n_layer, self.n_mtp, self.copied, self.head_noise = n_layer, n_mtp, copied, head_noise
+        self.factors = tuple(adds) or (1.0,) * n_layer
+        self.n_promised = 0 if part == "trunk" else n_mtp
+        n_blocks, keep = n_layer + self.n_promised, _keep(part, n_layer)
+        super().__init__(arch, path, seed, n_blocks, unit_rows=bool(adds), keep=keep, **more)
+        self.heads(N_HEAD_KV, rope=True)
+        if self.n_promised:
+            self.writer.add_uint32(f"{arch}.nextn_predict_layers", self.n_promised)
 
-def _nextn(b: Builder, i: int, *, copied: bool, head_noise: float) -> None:
-    """The tensors of MTP block `i` that mix embedding and hidden state; copied: the embedding alone."""
-    mixed = b.random(N_EMBD, 2 * N_EMBD) / np.float32((2 * N_EMBD) ** 0.5)
-    if copied:
-        mixed *= np.float32(head_noise)
-        mixed += np.eye(N_EMBD, 2 * N_EMBD, dtype=np.float32)
-    b.put(f"blk.{i}.nextn.eh_proj.weight", mixed)
-    for name in ("enorm", "hnorm", "shared_head_norm"):
-        b.ones(f"blk.{i}.nextn.{name}", N_EMBD)
+    def window(self) -> None:
+        """A window as large as the context for the first block, since one must have a window."""
+        w = self.writer
+        w.add_sliding_window(self.n_ctx_train)
+        pattern = [True] + [False] * (self.n_layer - 1 + self.n_promised)
+        w.add_array(f"{self.arch}.attention.sliding_window_pattern", pattern)
+        w.add_float32(f"{self.arch}.rope.freq_base_swa", 10000.0)
+        w.add_uint32(f"{self.arch}.expert_feed_forward_length", 0)
 
+    def finish(self, block: Block, of_trunk: Callable[[int], Block] | None = None) -> Path:
+        """Add all blocks, and write. block: adds the attention and feed-forward of one, with a factor on what
+        it adds. of_trunk: that of each block of the trunk, where they differ.
+        """
+        for i, factor in enumerate(self.factors):
+            (of_trunk(i) if of_trunk else block)(i, factor)
+        for i in range(self.n_layer, self.n_layer + self.n_mtp):
+            if self.copied:
+                prefix = f"blk.{self.n_layer - 1}."
+                for name, x in [(n, x) for n, x in self.tensors.items() if n.startswith(prefix)]:
+                    self.put(f"blk.{i}.{name.removeprefix(prefix)}", x)
+            else:
+                block(i, 1.0)
+            self._nextn(i)
+        return self.write()
 
-def _copy_block(b: Builder, source: int, to: int) -> None:
-    prefix = f"blk.{source}."
-    for name, x in [(n, x) for n, x in b.tensors.items() if n.startswith(prefix)]:
-        b.put(f"blk.{to}.{name.removeprefix(prefix)}", x)
-
-
-def _finish(
-    b: Builder, block: Callable[[int, float], None], n_layer: int, n_mtp: int, copied: bool, head_noise: float
-) -> Path:
-    """Adds the MTP blocks and writes. block: adds the attention and feed-forward of one."""
-    for i in range(n_layer, n_layer + n_mtp):
-        if copied:
-            _copy_block(b, n_layer - 1, i)
-        else:
-            block(i, 1.0)
-        _nextn(b, i, copied=copied, head_noise=head_noise)
-    return b.write()
+    def _nextn(self, i: int) -> None:
+        """The tensors that mix embedding and hidden state; copied: the embedding alone."""
+        mixed = self.random(N_EMBD, 2 * N_EMBD) / np.float32((2 * N_EMBD) ** 0.5)
+        if self.copied:
+            mixed *= np.float32(self.head_noise)
+            mixed += np.eye(N_EMBD, 2 * N_EMBD, dtype=np.float32)
+        self.put(f"blk.{i}.nextn.eh_proj.weight", mixed)
+        for name in ("enorm", "hnorm", "shared_head_norm"):
+            self.ones(f"blk.{i}.nextn.{name}", N_EMBD)
 
 
 def qwen35(
-    path: Path | str,
-    seed: int = 0,
-    *,
-    n_vocab: int = N_VOCAB,
-    noise: float = 0.0,
-    n_ctx_train: int = 2048,
-    n_layer: int = 4,
-    interval: int = 4,
-    n_mtp: int = 1,
-    part: Part = "all",
-    adds: Sequence[float] = (),
-    copied: bool = False,
-    head_noise: float = 0.0,
+    path: Path | str, seed: int = 0, *, n_layer: int = 4, interval: int = 4, n_mtp: int = 1, **more: Any
 ) -> Path:
     """Gated delta nets, every `interval`-th block attention; n_layer must be a multiple of it."""
-    b = _open(
-        "qwen35",
-        path,
-        seed,
-        part,
-        n_layer,
-        n_mtp,
-        adds,
-        n_vocab=n_vocab,
-        noise=noise,
-        n_ctx_train=n_ctx_train,
-    )
+    b = _Mtp("qwen35", path, seed, n_layer, n_mtp, **more)
     d_state, n_groups, n_heads = 16, 2, 4
     n_key, n_value = d_state * n_groups, d_state * n_heads
     w = b.writer
@@ -161,30 +142,13 @@ def qwen35(
         b.matrix(f"blk.{i}.ssm_out", N_EMBD, n_value, 2 * factor)
         b.feed_forward(i, "post_attention_norm", factor)
 
-    for i in range(n_layer):
-        (delta_net if (i + 1) % interval else attention)(i, adds[i] if adds else 1.0)
-    return _finish(b, attention, n_layer, n_mtp, copied, head_noise)
+    return b.finish(attention, lambda i: delta_net if (i + 1) % interval else attention)
 
 
-def mimo2(
-    path: Path | str,
-    seed: int = 0,
-    *,
-    n_vocab: int = N_VOCAB,
-    noise: float = 0.0,
-    n_ctx_train: int = 2048,
-    n_layer: int = 2,
-    n_mtp: int = 1,
-    part: Part = "all",
-    adds: Sequence[float] = (),
-    copied: bool = False,
-    head_noise: float = 0.0,
-) -> Path:
-    """Plain attention; the first block's window is as large as the context, since one must have a window."""
-    b = _open(
-        "mimo2", path, seed, part, n_layer, n_mtp, adds, n_vocab=n_vocab, noise=noise, n_ctx_train=n_ctx_train
-    )
-    _window(b, "mimo2", n_ctx_train, [True] + [False] * (n_layer - 1 + (0 if part == "trunk" else n_mtp)))
+def mimo2(path: Path | str, seed: int = 0, *, n_layer: int = 2, n_mtp: int = 1, **more: Any) -> Path:
+    """Plain attention."""
+    b = _Mtp("mimo2", path, seed, n_layer, n_mtp, **more)
+    b.window()
 
     def block(i: int, factor: float) -> None:
         b.ones(f"blk.{i}.attn_norm", N_EMBD)
@@ -196,39 +160,13 @@ def mimo2(
         b.matrix(f"blk.{i}.attn_output", N_EMBD, N_EMBD, factor)
         b.feed_forward(i, adds=factor)
 
-    for i in range(n_layer):
-        block(i, adds[i] if adds else 1.0)
-    return _finish(b, block, n_layer, n_mtp, copied, head_noise)
+    return b.finish(block)
 
 
-def step35(
-    path: Path | str,
-    seed: int = 0,
-    *,
-    n_vocab: int = N_VOCAB,
-    noise: float = 0.0,
-    n_ctx_train: int = 2048,
-    n_layer: int = 2,
-    n_mtp: int = 3,
-    part: Part = "all",
-    adds: Sequence[float] = (),
-    copied: bool = False,
-    head_noise: float = 0.0,
-) -> Path:
+def step35(path: Path | str, seed: int = 0, *, n_layer: int = 2, n_mtp: int = 3, **more: Any) -> Path:
     """Attention with a gate a head; each of the `n_mtp` heads drafts one step."""
-    b = _open(
-        "step35",
-        path,
-        seed,
-        part,
-        n_layer,
-        n_mtp,
-        adds,
-        n_vocab=n_vocab,
-        noise=noise,
-        n_ctx_train=n_ctx_train,
-    )
-    _window(b, "step35", n_ctx_train, [True] + [False] * (n_layer - 1 + (0 if part == "trunk" else n_mtp)))
+    b = _Mtp("step35", path, seed, n_layer, n_mtp, **more)
+    b.window()
 
     def block(i: int, factor: float) -> None:
         b.ones(f"blk.{i}.attn_norm", N_EMBD)
@@ -236,13 +174,4 @@ def step35(
         b.matrix(f"blk.{i}.attn_gate", N_HEAD, N_EMBD)
         b.feed_forward(i, adds=factor)
 
-    for i in range(n_layer):
-        block(i, adds[i] if adds else 1.0)
-    return _finish(b, block, n_layer, n_mtp, copied, head_noise)
-
-
-def _window(b: Builder, arch: str, n_swa: int, pattern: Sequence[bool]) -> None:
-    b.writer.add_sliding_window(n_swa)
-    b.writer.add_array(f"{arch}.attention.sliding_window_pattern", list(pattern))
-    b.writer.add_float32(f"{arch}.rope.freq_base_swa", 10000.0)
-    b.writer.add_uint32(f"{arch}.expert_feed_forward_length", 0)
+    return b.finish(block)
