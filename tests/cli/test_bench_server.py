@@ -14,7 +14,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from tests.support.command import Command, Result
+from tests.support.command import Command, Result, assert_error
 from tests.support.openai_server import Faults, OpenAIServer, openai_server
 from tests.support.serving import Server
 
@@ -135,8 +135,7 @@ class TestSpecllamaServer:
 
     def test_the_key_is_needed_and_never_shown(self, shared: Command, served: Server) -> None:
         result = shared("bench", "--server", served.url, *ONE)
-        assert (result.code, result.raw) == (4, b"")
-        assert "rejects the key (401): the API key is missing or wrong" in error_of(result)
+        assert_error(result, 4, "rejects the key (401): the API key is missing or wrong")
         wrong = shared("bench", "--server", served.url, *ONE, "--api-key", "wröng")
         assert wrong.code == 4
         assert "wröng" not in wrong.err
@@ -151,8 +150,7 @@ class TestSpecllamaServer:
         (shared.home / "long.json").write_text(json.dumps({"long": ["word " * 9000]}))
         args = ("--server", served.url, "--prompts", "long.json", "--concurrency", "1", "--runs", "1")
         result = shared("bench", *args, "--api-key", "sesame")
-        assert (result.code, result.raw) == (2, b"")
-        assert "refuses the request (400)" in error_of(result)
+        assert_error(result, 2, "refuses the request (400)")
 
 
 def test_a_server_that_does_not_speculate_gets_one_series(shared: Command, tmp_path: Path) -> None:
@@ -224,8 +222,7 @@ class TestOtherServers:
     def test_a_server_that_stays_busy_is_given_up(self, shared: Command, plain: OpenAIServer) -> None:
         plain.faults = Faults(statuses=[(429, "0")] * 9)
         result = shared("bench", "--server", plain.url, *ONE)
-        assert (result.code, result.raw) == (8, b"")
-        assert "is busy (429): not now" in error_of(result)
+        assert_error(result, 8, "is busy (429): not now")
         assert len(plain.asked) == 5
 
     @pytest.mark.parametrize(
@@ -241,8 +238,7 @@ class TestOtherServers:
     ) -> None:
         plain.faults = Faults(ending=ending)
         at_once = shared("bench", "--server", plain.url, *FEW)
-        assert (at_once.code, at_once.raw) == (5, b"")
-        assert why in error_of(at_once)
+        assert_error(at_once, 5, why)
         plain.asked.clear()
         plain.faults.healthy = 9  # the rest of the second cell breaks
         later = shared("bench", "--server", plain.url, *FEW, "--json")
@@ -261,8 +257,7 @@ class TestOtherServers:
     def test_an_answer_that_never_comes_times_out(self, shared: Command, plain: OpenAIServer) -> None:
         plain.faults = Faults(hang=20)
         result = shared("bench", "--server", plain.url, *ONE, "--timeout", "0.5", timeout=15)
-        assert (result.code, result.raw) == (5, b"")
-        assert "has not answered within 0.5 s" in error_of(result)
+        assert_error(result, 5, "has not answered within 0.5 s")
 
     @pytest.mark.parametrize(
         ("faults", "code", "needle"),
@@ -285,8 +280,7 @@ class TestOtherServers:
     ) -> None:
         plain.faults = faults
         result = shared("bench", "--server", plain.url, *ONE, "--api-key", "sesame")
-        assert (result.code, result.raw) == (code, b"")
-        assert needle in error_of(result)
+        assert_error(result, code, needle)
         assert "sesame" not in result.err
         assert len(result.lines) <= 4
 
@@ -342,15 +336,12 @@ def nobody() -> int:
 def test_an_unreachable_server_is_one_clear_error(shared: Command) -> None:
     for scheme in ("http", "https"):
         result = shared("bench", "--server", f"{scheme}://127.0.0.1:{nobody()}", *ONE)
-        assert (result.code, result.raw) == (5, b"")
-        assert "cannot be reached" in error_of(result)
-        assert "is the server running" in result.err
+        assert_error(result, 5, "cannot be reached", "is the server running")
 
 
 def test_https_to_a_server_without(shared: Command, plain: OpenAIServer) -> None:
     result = shared("bench", "--server", plain.url.replace("http:", "https:"), *ONE)
-    assert (result.code, result.raw) == (5, b"")
-    assert "SSL" in error_of(result)
+    assert_error(result, 5, "SSL")
 
 
 @pytest.mark.parametrize(
@@ -358,8 +349,7 @@ def test_https_to_a_server_without(shared: Command, plain: OpenAIServer) -> None
 )
 def test_settings_of_the_network_that_cannot_be_used(shared: Command, env: dict[str, str | None]) -> None:
     result = shared("bench", "--server", "http://host.invalid", *ONE, env=env)
-    assert (result.code, result.raw) == (5, b"")
-    assert "the proxy or certificate settings cannot be used" in error_of(result)
+    assert_error(result, 5, "the proxy or certificate settings cannot be used")
 
 
 @pytest.mark.parametrize(
@@ -402,6 +392,5 @@ def test_settings_of_the_network_that_cannot_be_used(shared: Command, env: dict[
 )
 def test_bad_input_is_one_clear_line(shared: Command, args: tuple[str, ...], code: int, needle: str) -> None:
     result = shared("bench", *args, timeout=30)
-    assert (result.code, result.raw) == (code, b"")
-    assert needle in error_of(result)
+    assert_error(result, code, needle)
     assert "sesame" not in result.err

@@ -24,7 +24,7 @@ from tests.support.chats import (
     prompts,
     saved,
 )
-from tests.support.command import Command
+from tests.support.command import Command, assert_error
 from tests.support.image_files import png
 
 BAD = {  # command, and words of its error
@@ -232,8 +232,7 @@ class TestPipe:
         assert "0 images taken back" in result.err
         few = (*FEW, "--image", "a b.png")
         refused = chat(shared, "zip", args=few)
-        assert (refused.code, refused.out) == (2, "")
-        assert "error: pydoc-target.gguf cannot read images" in refused.err
+        assert_error(refused, 2, "error: pydoc-target.gguf cannot read images")
         assert "'none.png' cannot be read" in chat(shared, args=(*FEW, "--image", "none.png")).err
 
     def test_slashes_and_quotation_marks(self, shared: Command) -> None:
@@ -351,17 +350,14 @@ class TestPipe:
     def test_flags_that_cannot_be_used(self, shared: Command) -> None:
         for flags, code in (("--logprobs 2", 2), ("-p zip", 2), ("--raw", 2), ("--reasoning maybe", 2)):
             result = chat(shared, "zip", args=tuple(flags.split()))
-            assert (result.code, result.out) == (code, ""), result.err
-            assert result.lines[0].startswith("error: ")
+            assert_error(result, code)
         assert "note: --show-draft needs a terminal" in chat(shared, args=("--show-draft",)).err
 
     def test_models_that_cannot_chat(self, shared: Command) -> None:
         content = g.llama(tokens=tinygguf.vocabulary(280)[0], metadata={"tokenizer.ggml.merges": ["a b"]})
         (shared.home / "plain.gguf").write_bytes(content.build())
         result = chat(shared, "zip", args=("-m", "plain.gguf"))
-        assert (result.code, result.out) == (2, "")
-        assert "the model has no chat template" in result.err
-        assert "run --raw" in result.err
+        assert_error(result, 2, "the model has no chat template", "run --raw")
         result = chat(shared, "zip", args=("--chat-template", "{{ raise_exception('no way') }}"))
         assert (result.code, result.out) == (2, "")
         assert result.err.count("no way") == 1

@@ -25,7 +25,7 @@ from specllama.llama import kernel_build
 from specllama.models.hub.env import hub_cache, is_offline, token_source
 from specllama.models.quants import size
 from specllama.worker.load_info import features
-from tests.support.command import ROOT, Command, Result
+from tests.support.command import ROOT, Command, Result, assert_error
 
 SECRET = "hf_donotprintthis"
 OFFLINE = {
@@ -551,6 +551,5 @@ def test_a_gpu_that_the_build_cannot_use(
 def test_bad_input(shared: Command) -> None:
     for args in (("--jsn",), ("extra",), ("--json=1",)):
         result = shared("doctor", *args)
-        assert (result.code, result.raw) == (2, b"")
-        assert result.lines[0].startswith("error: ")
+        assert_error(result, 2)
     assert json.loads(shared("doctor", "--json", env=OFFLINE).raw)["schema"] == "specllama.doctor/1"

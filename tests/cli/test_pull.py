@@ -13,7 +13,7 @@ import pytest
 
 from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from tests.support import ggufbytes as g
-from tests.support.command import ROOT, Command, Result
+from tests.support.command import ROOT, Command, Result, assert_error
 from tests.support.hub import LocalHub, Repo
 
 TARGET, DRAFT = EMBEDDED_TARGET.read_bytes(), EMBEDDED_DRAFT.read_bytes()
@@ -254,9 +254,7 @@ def test_models_may_be_named_in_a_file_of_the_project(named: Named) -> None:
     assert "models: ./models.toml" in result.lines
     (named.command.home / "models.toml").write_text('[models.mine]\nrepo = "a/b"\naliases = ["8B"]\n')
     result = named("run", "-m", "8B", *ASK)
-    assert (result.code, result.out) == (2, "")
-    assert f"/models.toml, line 3: 8B is {REPOS[0]}:Q4_K_M, and a project cannot make it a/b" in result.err
-    assert "/specllama/models.toml" in result.err
+    assert_error(result, 2, f"/models.toml, line 3: 8B is {REPOS[0]}:Q4_K_M, and a project cannot make it a/b", "/specllama/models.toml")
     (named.command.home / "models.toml").write_text("[models.mine]\nrepp = 1\n")
     result = named("pull", "mine")
     assert result.code == 2
@@ -309,8 +307,7 @@ def test_removing(named: Named) -> None:
     named("pull", "8B", "1B")
     named("pull", "8B:Q8_0")  # the same content under another name
     missing = named("models", "rm", "8B:Q2_K")
-    assert (missing.code, missing.raw) == (3, b"")
-    assert "on disk: " in missing.err
+    assert_error(missing, 3, "on disk: ")
     result = named("models", "rm", "8B:Q4_K_M")
     assert result.code == 0
     assert "0 bytes freed" in result.out  # the other one still needs it

@@ -17,7 +17,7 @@ import pytest
 from specllama.core.policy.cost_curve import WIDTHS as AT_LOADING
 from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from tests.support import tinygguf, tinymtp
-from tests.support.command import Command, Result
+from tests.support.command import Command, Result, assert_error
 from tests.support.scrambled import scramble
 
 pty = pytest.mark.skipif(not hasattr(os, "openpty"), reason="needs pseudo-terminals")
@@ -220,18 +220,13 @@ def test_bad_input_is_one_clear_line(
         (home / "link.gguf").symlink_to(home / "main.gguf")
         (home / "broken.gguf").write_bytes(EMBEDDED_DRAFT.read_bytes()[:-5])
     result = shared("tune", *args, timeout=60)
-    assert (result.code, result.raw) == (code, b"")
-    assert "Traceback" not in result.err
-    assert needle in next(line for line in result.lines if line.startswith("error: "))
+    assert_error(result, code, needle)
 
 
 def test_all_unusable_drafts_are_named(shared: Command, foreign: Path) -> None:
     shutil.copy(foreign, foreign.parent / "other.gguf")
     result = shared("tune", "-md", "foreign.gguf", "-md", "other.gguf")
-    assert (result.code, result.raw) == (7, b"")
-    assert "error: no draft fits the target: foreign.gguf: " in result.err
-    assert "other.gguf: " in result.err
-    assert "pair-check" in result.err
+    assert_error(result, 7, "error: no draft fits the target: foreign.gguf: ", "other.gguf: ", "pair-check")
 
 
 @pytest.mark.parametrize("args", [(), ("-md", "auto", "-md", "./mtp.gguf"), ("-md", "main-head.gguf")])
@@ -253,8 +248,7 @@ def test_the_head_inside_the_model_is_a_draft(command: Command, args: tuple[str,
 def test_a_head_that_is_only_promised_is_no_draft(command: Command) -> None:
     model = tinymtp.mimo2(command.home / "promise.gguf", part="promise")
     result = command("tune", "-m", model.name, "-md", model.name)
-    assert (result.code, result.raw) == (7, b"")
-    assert "the header promises 1 MTP layer, which the file does not have" in result.err
+    assert_error(result, 7, "the header promises 1 MTP layer, which the file does not have")
 
 
 def measuring(command: Command, *args: str) -> AbstractContextManager[UnderWay]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import warnings
-from typing import Literal
+from typing import Any, Literal
 
 import openai
 import pytest
@@ -136,19 +136,8 @@ def test_many_at_once_in_an_event_loop(server: Server) -> None:
 
 
 @pytest.fixture(scope="module")
-def model(exact: Server):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of its own dependencies
-        from langchain_openai import ChatOpenAI
-
-        return ChatOpenAI(
-            model="pydoc-target",
-            base_url=f"{exact.url}/v1",
-            api_key="unused",
-            max_tokens=30,
-            seed=5,
-            max_retries=0,
-        )
+def model(exact: Server, chat_openai: Any):
+    return chat_openai(exact, max_tokens=30, seed=5)
 
 
 class TestLangChain:

@@ -5,7 +5,6 @@ whatever is right here is right by the grammar.
 from __future__ import annotations
 
 import json
-import warnings
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -264,14 +263,8 @@ class TestLoops:
 
 
 @pytest.fixture(scope="module")
-def langchain(api: Server) -> Any:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of its own dependencies
-        from langchain_openai import ChatOpenAI
-
-        return ChatOpenAI(
-            model=MODEL, base_url=f"{api.url}/v1", api_key="unused", max_tokens=80, seed=5, max_retries=0
-        )
+def langchain(api: Server, chat_openai: Any) -> Any:
+    return chat_openai(api, max_tokens=80, seed=5)
 
 
 class Forecast(BaseModel):

@@ -245,19 +245,8 @@ def tools_client(server: Server):
 
 
 @pytest.fixture(scope="module")
-def model(server: Server):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of its own dependencies
-        from langchain_openai import ChatOpenAI
-
-        return ChatOpenAI(
-            model="pydoc-target",
-            base_url=f"{server.url}/v1",
-            api_key="unused",
-            max_tokens=120,
-            max_retries=0,
-            use_responses_api=True,
-        )
+def model(server: Server, chat_openai: Any):
+    return chat_openai(server, max_tokens=120, use_responses_api=True)
 
 
 @pytest.mark.filterwarnings("default")
