@@ -231,12 +231,12 @@ def fork_engines(usual: Mapping[str, str]) -> None:
     """From now on, fork the engine processes of this one where new ones would do the same. usual: as for
     `fork_server`.
     """
-    start, executable, at_start = python_command._start_engine, sys.executable, _at_start(os.environ)
+    start, before = python_command._start_engine, (sys.executable, [*sys.path], _at_start(os.environ))
 
     def forked(environ: Mapping[str, str]) -> Any:
         merged, server = {**os.environ, **environ}, fork_server(usual)
-        same = _at_start(merged) == at_start and _with_engine(merged) == _with_engine(usual)
-        if server is None or not same or sys.executable != executable or not server.has_engine:
+        same = (sys.executable, sys.path, _at_start(merged)) == before
+        if server is None or not same or _with_engine(merged) != _with_engine(usual) or not server.has_engine:
             return start(environ)
         ENGINES.append(server.start(ENGINE, [], merged, Path.cwd()))
         return ENGINES[-1]
