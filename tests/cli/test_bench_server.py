@@ -289,7 +289,7 @@ class TestOtherServers:
 def measuring(command: Command, server: OpenAIServer, *more: str) -> Iterator[Any]:
     """A long bench, once it has some answers; it is ended whatever becomes of the test."""
     args = ("--server", server.url, "--runs", "1000", "--concurrency", "2", *more)
-    process = command.start("bench", *args)
+    process = command.start("bench", *args, fork=True)
     try:
         while len(server.asked) < 60:
             assert process.poll() is None

@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,15 +35,15 @@ class Puller:
     """The command with a local hub, and the contents of its cache."""
 
     def __init__(self, command: Command, hub: LocalHub) -> None:
-        self.command, self.hub, self.started = command, hub, list[subprocess.Popen[bytes]]()
+        self.command, self.hub, self.started = command, hub, list[Any]()
         self.cache = command.home / ".cache" / "huggingface" / "hub"
         self.blobs = self.cache / "models--user--model-GGUF" / "blobs"
 
     def __call__(self, *args: str, env: dict[str, str | None] | None = None, **more: float) -> Result:
         return self.command(*args, env={**self.hub.environ(), **(env or {})}, **more)
 
-    def start(self, *args: str) -> subprocess.Popen[bytes]:
-        self.started.append(self.command.start(*args, env=self.hub.environ()))
+    def start(self, *args: str) -> Any:
+        self.started.append(self.command.start(*args, env=self.hub.environ(), fork=True))
         return self.started[-1]
 
     def contents(self) -> list[str]:

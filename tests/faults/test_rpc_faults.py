@@ -39,7 +39,7 @@ def test_a_worker_lost_during_a_run_is_named(
     command: Command, workers: tuple[RpcWorker, RpcWorker], how: str
 ) -> None:
     _, second = workers
-    front = command.start(*LONG, "--rpc", ",".join(w.endpoint for w in workers))
+    front = command.start(*LONG, "--rpc", ",".join(w.endpoint for w in workers), fork=True)
     assert front.stdout is not None
     first = front.stdout.read(1)
     if how == "server killed":
@@ -59,7 +59,7 @@ def test_a_worker_lost_during_a_run_is_named(
 
 def test_the_other_worker_keeps_serving(command: Command, workers: tuple[RpcWorker, RpcWorker]) -> None:
     first, second = workers
-    front = command.start(*LONG, "--rpc", f"{first.endpoint},{second.endpoint}")
+    front = command.start(*LONG, "--rpc", f"{first.endpoint},{second.endpoint}", fork=True)
     assert front.stdout is not None
     front.stdout.read(1)
     second.server.kill()
@@ -97,7 +97,7 @@ def dies_when_used(listener: socket.socket) -> None:
 
 def test_a_busy_worker_is_an_error(command: Command) -> None:
     with rpc_worker(command) as worker:
-        front = command.start(*LONG, "--rpc", worker.endpoint)
+        front = command.start(*LONG, "--rpc", worker.endpoint, fork=True)
         assert front.stdout is not None
         front.stdout.read(1)
         started = time.monotonic()
