@@ -14,8 +14,9 @@ from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specllama.llama.context import LlamaContext
 from specllama.llama.model import LlamaModel
 from tests.support import tinygguf
-from tests.support.front import Front
+from tests.support.front import front, fronts
 
+__all__ = ["front", "fronts"]
 TINY = {
     "llama": tinygguf.llama,
     "gemma3": tinygguf.gemma3,
@@ -70,11 +71,3 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Lla
     yield load
     for model in models.values():
         model.close()
-
-
-@pytest.fixture(scope="module")
-def front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
-    """An engine core that has loaded the embedded pair."""
-    front = Front.of_pair(tmp_path_factory.mktemp("store"))
-    yield front
-    front.close()

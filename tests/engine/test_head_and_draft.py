@@ -29,7 +29,7 @@ from specllama.worker import draft as worker_head
 from specllama.worker import loader
 from specllama.worker.loader import Loaded
 from tests.support import tinygguf, tinymtp
-from tests.support.front import Front
+from tests.support.front import Front, SlowTarget
 
 ADDS = {"mimo2": (0.0, 1.0), "qwen35": (0.0, 0.0, 0.0, 1.0), "step35": (0.0, 1.0)}
 EXACT = {"cache_type_k": "f32", "cache_type_v": "f32", "flash_attn": "off", "n_threads": 1, "n_ctx": 512}
@@ -62,21 +62,14 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture
-def front(tmp_path: Path) -> Iterator[Callable[..., Front]]:
-    """Loads a target and a draft into an engine core; `fails` where the load may fail."""
-    made: list[Front] = []
+def front(fronts: Callable[..., Front]) -> Callable[..., Front]:
+    """Loads a target and a draft into an engine core."""
 
-    def make(target: Path, draft: Path | None, fails: bool = False, **settings: Any) -> Front:
+    def make(target: Path, draft: Path | None, **more: Any) -> Front:
         t, d = (ModelSettings(path=str(path), **EXACT) if path else None for path in (target, draft))
-        assert t is not None
-        load = LoadSettings(target=t, draft=d, memory=False, **settings)
-        made.append(Front(load, Store(tmp_path / "store")))
-        assert fails or isinstance(made[-1].messages[-1], m.Ready), made[-1].messages
-        return made[-1]
+        return fronts(target=t, draft=d, memory=False, **more)
 
-    yield make
-    for one in made:
-        one.close()
+    return make
 
 
 def loaded(front: Front) -> Loaded:
@@ -145,28 +138,6 @@ def test_both_draft_and_the_text_is_that_of_plain_decoding(
         assert drafted["model"] > 20
     assert accepted["head"] > 5
     assert accepted["model"] > 5
-
-
-class SlowTarget:
-    """A clock by which a decode of the target takes 0.1 s and all else nothing, so that drafts pay."""
-
-    def __init__(self, front: Front) -> None:
-        self.now, self.decode = 0.0, loaded(front).context.decode
-        planner = loaded(front).profile.planner
-        assert front.core.engine is not None
-        assert planner is not None
-        front.core.engine.scheduler.clock = planner.clock = self
-        for model in planner._models:
-            model.clock = self
-        loaded(front).context.decode = self.decode_slowly  # type: ignore[method-assign]
-
-    def __call__(self) -> float:
-        self.now += 1e-6
-        return self.now
-
-    def decode_slowly(self, batch: Sequence[BatchRow], *others: Any) -> np.ndarray:
-        self.now += 0.1 + 0.001 * len(batch)
-        return self.decode(batch, *others)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])

@@ -49,23 +49,16 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture
-def opened(paths: dict[str, Path], tmp_path: Path) -> Iterator[Callable[..., Front]]:
-    made: list[Front] = []
-
+def opened(paths: dict[str, Path], fronts: Callable[..., Front]) -> Callable[..., Front]:
     def make(kind: str, template: str | None = None, n_slots: int = 1, **more: Any) -> Front:
         target = ModelSettings(
             path=str(paths[kind]), n_threads=1, n_ctx=6144, n_ubatch=64, n_batch=256, **more.pop("target", {})
         )
         more = {"drafters": (), "memory": False, "calibrate": False} | more
         source = (OWN | SOURCES)[template] if template is not None else tinygguf.CHATML
-        settings = LoadSettings(target=target, n_slots=n_slots, chat_template=source, **more)
-        made.append(Front(settings, Store(tmp_path)))
-        assert isinstance(made[-1].messages[-1], m.Ready), made[-1].messages[-1]
-        return made[-1]
+        return fronts(target=target, n_slots=n_slots, chat_template=source, **more)
 
-    yield make
-    for one in made:
-        one.close()
+    return make
 
 
 def ask(front: Front, messages: list[dict[str, Any]], **more: Any) -> tuple[m.Done, str]:

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+import pytest
 
 from specllama.client import protocol as m
 from specllama.client.stream import fold
 from specllama.config.load import LoadSettings, ModelSettings
 from specllama.config.store import Store
+from specllama.core.interfaces import BatchRow
 from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specllama.worker.engine_core import EngineCore
 from tests.support.generations import generate
+
+KEPT: dict[str, Any] = {
+    "memory": False,
+    "calibrate": False,
+    "kept_seconds": 0.0,
+    "cache_disk": 10**9,
+}
+"""Fields of LoadSettings with which every prompt is kept on disk."""
 
 
 class Front:
@@ -85,3 +97,55 @@ class Front:
             for one in (loaded.draft, loaded.head, loaded.context, loaded.model):
                 if one is not None:
                     one.close()
+
+    def end(self) -> None:
+        """End the engine as a front that leaves does."""
+        self.core.shut_down()
+        self.core.loaded_engine.persister = None
+
+
+@pytest.fixture(scope="module")
+def front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
+    """An engine core that has loaded the embedded pair, shared by the tests of a module."""
+    front = Front.of_pair(tmp_path_factory.mktemp("store"))
+    yield front
+    front.close()
+
+
+@pytest.fixture
+def fronts(tmp_path: Path) -> Iterator[Callable[..., Front]]:
+    """Makes engine cores with one store from fields of LoadSettings, and closes them. fails: the load may."""
+    made: list[Front] = []
+
+    def make(fails: bool = False, open_draft: bool = True, **fields: Any) -> Front:
+        made.append(Front(LoadSettings(**fields), Store(tmp_path / "store"), open_draft=open_draft))
+        assert fails or isinstance(made[-1].messages[-1], m.Ready), made[-1].messages
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+class SlowTarget:
+    """A clock by which a decode of the target takes 0.1 s and all else nothing, so that drafts pay."""
+
+    def __init__(self, front: Front) -> None:
+        core, self.now = front.core, 0.0
+        assert core.engine is not None
+        assert core.loaded is not None
+        core.engine.scheduler.clock = self
+        if (planner := core.loaded.profile.planner) is not None:
+            planner.clock = self
+            for model in planner._models:
+                model.clock = self
+        self.decode = core.loaded.context.decode
+        core.loaded.context.decode = self.decode_slowly  # type: ignore[method-assign]
+
+    def __call__(self) -> float:
+        self.now += 1e-6
+        return self.now
+
+    def decode_slowly(self, batch: Sequence[BatchRow], *others: Any) -> np.ndarray:
+        self.now += 0.1 + 0.001 * len(batch)
+        return self.decode(batch, *others)

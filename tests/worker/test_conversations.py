@@ -18,17 +18,9 @@ REQUEST = {"prompt": "def read(", "params": {"max_tokens": 50, "seed": 5, "ignor
 
 
 @pytest.fixture
-def load(tmp_path: Path) -> Iterator[Callable[..., Front]]:
-    made: list[Front] = []
-
-    def front(**settings: object) -> Front:
-        target = ModelSettings(path=str(EMBEDDED_TARGET), n_threads=1, n_ctx=512)
-        made.append(Front(LoadSettings(target=target, **settings), Store(tmp_path)))  # type: ignore[arg-type]
-        return made[-1]
-
-    yield front
-    for one in made:
-        one.close()
+def load(fronts: Callable[..., Front]) -> Callable[..., Front]:
+    target = ModelSettings(path=str(EMBEDDED_TARGET), n_threads=1, n_ctx=512)
+    return lambda **settings: fronts(target=target, **settings)
 
 
 def ask(front: Front, **more: object) -> tuple[str, dict[str, int]]:

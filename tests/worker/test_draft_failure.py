@@ -15,7 +15,7 @@ from specllama.client.tune_messages import Calibrate, Calibrated, Configure, Con
 from specllama.core.interfaces import BatchRow, DecodeError
 from specllama.drafters.model import ModelDrafter
 from specllama.llama.context import LlamaContext
-from tests.support.front import Front
+from tests.support.front import Front, SlowTarget
 from tests.support.generations import generate
 
 CODE = "def total(items):\n    result = 0\n    for i in items:\n        result += i\n    return result\n"
@@ -39,30 +39,6 @@ class Failing:
         self.n_decodes += 1
         if self.n_decodes > self.n_good:
             raise DecodeError("llama_decode answered -3: device lost")
-        return self.decode(batch, *others)
-
-
-class SlowTarget:
-    """A clock by which a decode of the target takes 0.1 s and all else nothing, so that drafts pay."""
-
-    def __init__(self, front: Front) -> None:
-        core, self.now = front.core, 0.0
-        assert core.engine is not None
-        assert core.loaded is not None
-        core.engine.scheduler.clock = self
-        if (planner := core.loaded.profile.planner) is not None:
-            planner.clock = self
-            for model in planner._models:
-                model.clock = self
-        self.decode = core.loaded.context.decode
-        core.loaded.context.decode = self.decode_slowly  # type: ignore[method-assign]
-
-    def __call__(self) -> float:
-        self.now += 1e-6
-        return self.now
-
-    def decode_slowly(self, batch: Sequence[BatchRow], *others: Any) -> np.ndarray:
-        self.now += 0.1 + 0.001 * len(batch)
         return self.decode(batch, *others)
 
 

@@ -16,45 +16,29 @@ from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specllama.drafters.model import ModelDrafter
 from specllama.worker import loader
 from tests.support import tinygguf, tinyheads, tinymtp
-from tests.support.front import Front
+from tests.support.front import KEPT, Front
 
 TEXT = "The machine sorts letters by their stamps, and keeps those without one. " * 12
 OTHER = "Something else, which begins in another way and needs the only slot. " * 12
 
 
 @pytest.fixture
-def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Front]]:
+def opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fronts: Callable[..., Front]
+) -> Iterator[Callable[..., Front]]:
     """Engines on one pair of model files and one directory of prompts."""
     monkeypatch.setenv("SPECLLAMA_CACHE", str(tmp_path / "cache"))
     made: list[Front] = []
 
     def make(target: Path, draft: Path | None, **more: Any) -> Front:
         common: dict[str, Any] = {"n_threads": 1, "n_ctx": 2048, "n_ubatch": 64, "n_batch": 64}
-        if draft is None:
-            models: dict[str, Any] = {"target": ModelSettings(path=str(target), **common)}
-        else:
-            both = [ModelSettings(path=str(path), **common) for path in (target, draft)]
-            models = {"target": both[0], "draft": both[1]}
-        settings: dict[str, Any] = {
-            "memory": False,
-            "calibrate": False,
-            "kept_seconds": 0.0,
-            "cache_disk": 10**9,
-            "draft_max": 3,
-        }
-        made.append(Front(LoadSettings(**models, **(settings | more)), Store(tmp_path)))
+        one, other = (ModelSettings(path=str(p), **common) if p else None for p in (target, draft))
+        made.append(fronts(True, target=one, draft=other, **(KEPT | {"draft_max": 3} | more)))
         return made[-1]
 
     yield make
     for one in made:
-        end(one)
-        one.close()
-
-
-def end(front: Front) -> None:
-    """End the engine as a front that leaves does."""
-    front.core.shut_down()
-    front.core.loaded_engine.persister = None
+        one.end()
 
 
 def ask(front: Front, text: str, temperature: float = 0.0, **request: Any) -> tuple[m.Done, str]:
@@ -102,7 +86,7 @@ def test_a_restart_leaves_the_draft_model_little_to_read(opened, pair, kind, tem
     files = pair(kind)
     first = opened(*files, drafters=("model",))
     _, text = ask(first, TEXT, temperature)
-    end(first)
+    first.end()
     prompt = TEXT + text + " And then?"
     undisturbed = opened(*files, drafters=("model",), cache_disk=0)
     ask(undisturbed, TEXT, temperature)
@@ -152,7 +136,7 @@ def test_the_cache_of_another_draft_model_is_not_read(opened, pair, tmp_path):
     target, draft = pair("llama")
     first = opened(target, draft, drafters=("model",))
     _, text = ask(first, TEXT)
-    end(first)
+    first.end()
     other = tinygguf.llama(tmp_path / "other.gguf", noise=0.2, n_layer=1)
     second = opened(target, other, drafters=("model",))
     counted = rows(second)
@@ -191,7 +175,7 @@ def test_a_head_drafts_from_where_a_restored_text_goes_on(opened, tmp_path, buil
     prompt = TEXT + text + " And then?"
     _, said = ask(first, prompt, temperature)
     plain, alone = ask(first, prompt, temperature, speculate=False)
-    end(first)
+    first.end()
     second = opened(*files)
     done, again = ask(second, prompt, temperature)
     assert again == said == alone

@@ -16,7 +16,7 @@ from specllama.prefix_disk.directory import default_directory
 from specllama.worker import prefix_persister
 from specllama.worker import prefix_persister as prefix_key
 from tests.support import tinygguf, tinymtp
-from tests.support.front import Front
+from tests.support.front import KEPT, Front
 from tests.support.generations import generate
 
 BUILDERS = {
@@ -31,7 +31,9 @@ FIRST = {"messages": [{"role": "user", "content": TEXT}]}
 
 
 @pytest.fixture
-def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Front]]:
+def opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fronts: Callable[..., Front]
+) -> Iterator[Callable[..., Front]]:
     """Engines on one model file and one directory of prompts."""
     monkeypatch.setenv("SPECLLAMA_CACHE", str(tmp_path / "cache"))
     made: list[Front] = []
@@ -43,26 +45,12 @@ def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
         target = ModelSettings(
             path=str(path), n_threads=1, n_ctx=4096, n_ubatch=64, n_batch=64, **more.pop("target", {})
         )
-        settings = {
-            "drafters": (),
-            "memory": False,
-            "calibrate": False,
-            "kept_seconds": 0.0,
-            "cache_disk": 10**9,
-        }
-        made.append(Front(LoadSettings(target=target, **(settings | more)), Store(tmp_path)))
+        made.append(fronts(True, target=target, **(KEPT | {"drafters": ()} | more)))
         return made[-1]
 
     yield make
     for one in made:
-        end(one)
-        one.close()
-
-
-def end(front: Front) -> None:
-    """End the engine as a front that leaves does."""
-    front.core.shut_down()
-    front.core.loaded_engine.persister = None
+        one.end()
 
 
 def ask(front: Front, temperature: float = 0.0, **request: Any) -> tuple[m.Done, str]:
@@ -86,7 +74,7 @@ def test_an_engine_that_is_started_again_evaluates_what_is_new(opened, kind, tem
     assert done.stats.n_reused == 0
     turn = next_turn(text)
     expected, said = ask(first, temperature, **turn)
-    end(first)
+    first.end()
     second = opened(kind)
     got, again = ask(second, temperature, **turn)
     assert again == said
@@ -99,7 +87,7 @@ def test_an_engine_that_is_started_again_evaluates_what_is_new(opened, kind, tem
 def test_a_regenerated_answer_is_the_same_after_a_restart(opened, kind):
     first = opened(kind)
     _, text = ask(first, 0.8)
-    end(first)
+    first.end()
     done, again = ask(opened(kind), 0.8)
     assert again == text
     assert done.stats.n_evaluated <= 70
@@ -123,7 +111,7 @@ def test_texts_are_written_once_the_engine_is_idle(opened):
 def test_what_is_not_to_be_stored_is_not_written(opened, more):
     front = opened("llama")
     ask(front, **more)
-    end(front)
+    front.end()
     assert not list(default_directory().glob("*.state"))
 
 
@@ -131,14 +119,14 @@ def test_a_request_that_is_not_stored_leaves_others_stored(opened):
     first = opened("llama", n_slots=2)
     ask(first)
     ask(first, messages=[{"role": "user", "content": "Hello"}], kept=False, disk_scope="")
-    end(first)
+    first.end()
     assert ask(opened("llama"))[0].stats.n_reused > 500
 
 
 def test_without_memory_for_prompts_the_disk_is_used(opened):
     first = opened("llama", cache_ram=0)
     _, text = ask(first)
-    end(first)
+    first.end()
     second = opened("llama", cache_ram=0)
     done, again = ask(second)
     assert again == text
@@ -165,24 +153,24 @@ def test_a_busy_engine_writes_too(opened):
 def test_prompts_of_another_scope_are_not_read(opened):
     first = opened("llama")
     ask(first, disk_scope="a" * 32)
-    end(first)
+    first.end()
     second = opened("llama")
     assert ask(second, disk_scope="b" * 32)[0].stats.n_reused == 0
-    end(second)
+    second.end()
     assert ask(opened("llama"), disk_scope="a" * 32)[0].stats.n_reused > 500
 
 
 def test_texts_whose_reading_costs_less_are_not_written(opened):
     front = opened("llama", kept_seconds=100.0)
     ask(front)
-    end(front)
+    front.end()
     assert not list(default_directory().glob("*.state"))
 
 
 def test_another_type_of_the_cache_finds_nothing(opened):
     first = opened("llama")
     ask(first)
-    end(first)
+    first.end()
     done, _ = ask(opened("llama", target={"cache_type_k": "f32", "cache_type_v": "f32"}))
     assert done.stats.n_reused == 0
 
@@ -190,20 +178,20 @@ def test_another_type_of_the_cache_finds_nothing(opened):
 def test_a_model_that_was_replaced_under_its_name_finds_nothing(opened, tmp_path):
     first = opened("llama")
     _, of_first = ask(first)
-    end(first)
+    first.end()
     tinygguf.llama(tmp_path / "llama.gguf", seed=1, n_ctx_train=4096)
     second = opened("llama")
     done, text = ask(second)
     assert done.stats.n_reused == 0
     assert text != of_first
-    end(second)
+    second.end()
     assert ask(opened("llama"))[1] == text
 
 
 def test_another_build_finds_nothing(opened, monkeypatch):
     first = opened("llama")
     _, text = ask(first)
-    end(first)
+    first.end()
     build = {**prefix_key.build_info(), "llama_cpp": "another"}
     monkeypatch.setattr(prefix_key, "build_info", lambda: build)
     done, again = ask(opened("llama"))
@@ -215,7 +203,7 @@ def test_another_build_finds_nothing(opened, monkeypatch):
 def test_a_file_whose_bytes_changed_is_evaluated_again(opened):
     first = opened("qwen35")
     _, text = ask(first)
-    end(first)
+    first.end()
     for path in default_directory().glob("*.state"):
         data = bytearray(path.read_bytes())
         data[len(data) // 2] ^= 1
@@ -229,7 +217,7 @@ def test_several_slots_and_texts_that_were_moved_out_are_kept(opened):
     first = opened("qwen35", n_slots=2)
     texts = [{"messages": [{"role": "user", "content": f"{i} {TEXT}"}]} for i in range(4)]
     answers = [ask(first, **one)[1] for one in texts]
-    end(first)
+    first.end()
     second = opened("qwen35", n_slots=2)
     for one, answer in zip(texts, answers, strict=True):
         done, again = ask(second, **one)
@@ -246,14 +234,14 @@ def test_an_engine_that_ends_waits_for_memory_without_asking_all_the_time(
     asked: list[int] = []
     assert front.core.loaded is not None
     monkeypatch.setattr(front.core.loaded.context, "prepare_save", asked.append)
-    end(front)
+    front.end()
     assert 1 <= len(asked) <= 20
 
 
 def test_a_state_is_not_read_where_the_memory_has_gone_since_it_was_found(opened: Callable[..., Front]):
     first = opened("llama")
     ask(first)
-    end(first)
+    first.end()
     second = opened("llama")
     copies = second.core.engine.scheduler.store.copies
     answers = iter([True, False])

@@ -38,20 +38,15 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def front(tmp_path: Path) -> Iterator[Callable[..., Front]]:
+def front(fronts: Callable[..., Front]) -> Callable[..., Front]:
     """Loads a target, and the head inside it without opening it; or with `run`, a pair."""
-    made: list[Front] = []
 
     def make(target: Path, inside: bool = False, run: Path | None = None) -> Front:
         draft = target if inside else run
-        load = LoadSettings(target=settings(target), draft=settings(draft) if draft else None, memory=False)
-        made.append(Front(load, Store(tmp_path / "store"), open_draft=run is not None))
-        assert isinstance(made[-1].messages[-1], m.Ready), made[-1].messages
-        return made[-1]
+        models = {"target": settings(target), "draft": settings(draft) if draft else None}
+        return fronts(open_draft=run is not None, memory=False, **models)
 
-    yield make
-    for one in made:
-        one.close()
+    return make
 
 
 def tuned(front: Front, *drafts: Path, stop_at: str = "", n_tokens: int = 32) -> Sequence[MeasuredDraft]:

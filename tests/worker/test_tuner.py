@@ -65,18 +65,9 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def front(tmp_path: Path) -> Iterator[Callable[..., Front]]:
-    """Makes fronts that have loaded a target without a draft, and closes them."""
-    made: list[Front] = []
-
-    def make(**settings: Any) -> Front:
-        made.append(Front(LoadSettings(**{"target": TARGET, **settings}), Store(tmp_path / "store")))
-        assert isinstance(made[-1].messages[-1], m.Ready), made[-1].messages
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.close()
+def front(fronts: Callable[..., Front]) -> Callable[..., Front]:
+    """Loads a target without a draft."""
+    return lambda **settings: fronts(**{"target": TARGET, **settings})
 
 
 def tuned(
