@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from selenium.webdriver.common.keys import Keys
 
-from tests.support.browser import ENDLESS, Page, needs_chromium
+from tests.support.browser import ENDLESS, Page, needs_chromium, written
 from tests.support.serving import QUESTION, Server
 
 pytestmark = needs_chromium()
-
-
-def written(text: str) -> dict[str, str]:
-    """A request whose answer is this text."""
-    return {"grammar": f"root ::= {json.dumps(text)}"}
 
 
 MARKDOWN = (

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import json
 
 from selenium.webdriver.common.keys import Keys
 
-from tests.support.browser import ENDLESS, Page, needs_chromium
+from tests.support.browser import ENDLESS, Page, needs_chromium, written
 
 pytestmark = needs_chromium()
-
-
-def written(text: str) -> dict[str, str]:
-    """A request whose answer is this text."""
-    return {"grammar": f"root ::= {json.dumps(text)}"}
 
 
 def type_enter(page: Page, name: str, n: int = -1) -> None:

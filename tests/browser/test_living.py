@@ -9,26 +9,12 @@ from typing import Any
 import pytest
 from selenium.webdriver.common.keys import Keys
 
-from tests.support.browser import ENDLESS, Page, needs_chromium
+from tests.support.browser import ENDLESS, Page, needs_chromium, written
 
 pytestmark = needs_chromium()
 HOSTILE = (
     '<img src=x onerror="window.hacked=1"><script>window.hacked=1</script>\u202e\n[x](javascript:hacked=1)'
 )
-
-
-def written(text: str) -> dict[str, str]:
-    """A request whose answer is this text."""
-    return {"grammar": f"root ::= {json.dumps(text)}"}
-
-
-def note_requests(page: Page) -> None:
-    """Have window.sent get the bodies of the requests for answers."""
-    page.js(
-        "window.sent = []; const f = window.fetch; window.fetch = (path, options) => {"
-        " if (String(path).endsWith('/chat/completions')) window.sent.push(JSON.parse(options.body));"
-        " return f(path, options); }"
-    )
 
 
 def drop(page: Page, name: str, data: str, kind: str = "") -> None:
@@ -143,7 +129,7 @@ def test_an_answer_is_edited_and_continued(page: Page) -> None:
     field.send_keys("uno due", Keys.ENTER)
     page.until(lambda: page.answers == ["uno due"])
     assert "edited by you" in page.text_of("#panel")
-    note_requests(page)
+    page.note_requests()
     page.add(**written(" tre"))
     page.press("Continue")
     page.until(lambda: page.answers == ["uno due tre"])
@@ -161,7 +147,7 @@ def test_a_message_is_deleted(page: Page) -> None:
     page.until(lambda: page.answers == ["B."])
     page.until(lambda: page.all("button", "Delete the question"))[0].click()
     page.until(lambda: page.questions == ["Two"])
-    note_requests(page)
+    page.note_requests()
     page.ask("Three", **written("C."))
     (sent,) = page.js("return window.sent")
     assert [message["content"] for message in sent["messages"]] == ["Two", "B.", "Three"]
@@ -211,7 +197,7 @@ def test_files(page: Page) -> None:
     page.until(lambda: "pasted-1.txt" in page.text_of("#files"))
     page.press("Remove pasted-1.txt")
     page.until(lambda: "pasted-1.txt" not in page.text_of("#files"))
-    note_requests(page)
+    page.note_requests()
     page.ask("What is this?", **written("A sum."))
     (sent,) = page.js("return window.sent")
     text = sent["messages"][0]["content"]
@@ -405,7 +391,7 @@ def test_presets_system_prompt_and_theme(page: Page) -> None:
     dark = page.js("return getComputedStyle(document.body).backgroundColor")
     page.ready()
     assert page.js("return getComputedStyle(document.body).backgroundColor") == dark
-    note_requests(page)
+    page.note_requests()
     page.ask("Hello", **written("Hi."))
     (sent,) = page.js("return window.sent")
     assert sent["messages"][0] == {"role": "system", "content": "Be brief."}

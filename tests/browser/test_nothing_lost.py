@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from selenium.webdriver.common.keys import Keys
 
-from tests.support.browser import ENDLESS, Page, browser, needs_chromium
+from tests.support.browser import ENDLESS, Page, browser, needs_chromium, written
 from tests.support.serving import Server
 
 pytestmark = needs_chromium()
@@ -25,11 +24,6 @@ window.answers = ({ signal }) => new Promise((resolve, reject) => {
   signal.addEventListener("abort", () => reject(new DOMException("aborted", "AbortError")));
 });
 """
-
-
-def written(text: str) -> dict[str, str]:
-    """A request whose answer is this text."""
-    return {"grammar": f"root ::= {json.dumps(text)}"}
 
 
 def contents(page: Page) -> list[str]:
@@ -88,9 +82,7 @@ def test_a_question_that_is_changed_while_it_is_answered(page: Page) -> None:
     page.write("Old question", **ENDLESS)
     page.until(lambda: page.answers and len(page.answers[-1]) > 20)
     page.press("Edit the question")
-    page.js("window.sent = []; const f = window.fetch; window.fetch = (path, options) => {"
-            " if (String(path).endsWith('/chat/completions')) window.sent.push(JSON.parse(options.body));"
-            " return f(path, options); }")  # fmt: skip
+    page.note_requests()
     page.add(**written("New answer."))
     field = page.get("textbox", "Edit the question")
     field.clear()
@@ -149,10 +141,8 @@ def test_a_question_without_an_answer_is_not_sent_with_the_next_one(page: Page) 
     page.js(BUSY)
     page.write("Nobody answers this")
     page.until(lambda: "Too many requests" in page.notice)
-    page.js("window.answers = null; window.sent = [];"
-            " const f = window.fetch; window.fetch = (path, options) => {"
-            " if (String(path).endsWith('/chat/completions')) window.sent.push(JSON.parse(options.body));"
-            " return f(path, options); }")  # fmt: skip
+    page.js("window.answers = null")
+    page.note_requests()
     assert page.ask("This one", **written("Yes.")) == "Yes."
     page.ask("And this", **written("Too."))
     roles = [[message["role"] for message in body["messages"]] for body in page.js("return window.sent")]

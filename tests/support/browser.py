@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -237,6 +238,14 @@ class Page:
         """Send these fields with the following requests."""
         self.js("window.added = arguments[0]", fields)
 
+    def note_requests(self) -> None:
+        """Have window.sent get the bodies of the requests for answers."""
+        self.js(
+            "window.sent = []; const f = window.fetch; window.fetch = (path, options) => {"
+            " if (String(path).endsWith('/chat/completions')) window.sent.push(JSON.parse(options.body));"
+            " return f(path, options); }"
+        )
+
     @property
     def model(self) -> str:
         """The name of the chosen model."""
@@ -329,6 +338,11 @@ class Page:
             if v["impact"] in ("serious", "critical")
             for node in v["nodes"]
         ]
+
+
+def written(text: str) -> dict[str, str]:
+    """A request whose answer is this text."""
+    return {"grammar": f"root ::= {json.dumps(text)}"}
 
 
 @contextmanager
