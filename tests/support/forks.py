@@ -46,7 +46,7 @@ _WITH_ENGINE = (
     "GGML_",
     "OPENBLAS_",
     "LD_",
-    "SPECLLAMA_KERNELS",
+    "SPECLLAMA_KERNELS"
 )  # those that llama.cpp reads
 _IMPORTS = (
     *("specllama.cli.app", "specllama.server.main", "typer._adapters", "pydantic.type_adapter"),

@@ -41,7 +41,7 @@ LIGHT_CORE = (
         "core.repetition",
         "core.stats",
         "core.replay.break_even",
-    ),
+    )
 )
 ONLY: dict[str, tuple[str, ...]] = {
     "json_types": (),
