@@ -53,7 +53,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     if any(not item.path.is_relative_to(HERE / "unit") for item in session.items):
         compile_kernels()
         if os.environ.get("GOMP_SPINCOUNT") == "3000":
-            del os.environ["GOMP_SPINCOUNT"]  # of importing llama.cpp: processes that got it could be no forks
+            del os.environ["GOMP_SPINCOUNT"]  # of importing llama.cpp: what got it could be no fork
         fork_engines(Command(HERE).environment())
     gc.collect()
     gc.freeze()

@@ -63,7 +63,7 @@ def test_run_and_chat(command: Command, path: Path) -> None:
         "template.jinja",
         "--no-calibrate",
         "-c",
-        "512"
+        "512",
     )
     args += ("--grammar-file", "script.lark", "-n", "60", "--temp", "0")
     result = command("run", *args, "-p", "Say hello.")

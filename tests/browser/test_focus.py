@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 from selenium.webdriver.common.keys import Keys
 
 from tests.support.browser import ENDLESS, Page, needs_chromium, written

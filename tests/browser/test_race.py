@@ -166,7 +166,7 @@ def test_the_verdict_is_honest(page: Page) -> None:
         "faster",
         "slower",
         "alike",
-        "alike"
+        "alike",
     ]
 
 

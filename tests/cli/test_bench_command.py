@@ -196,7 +196,7 @@ def test_own_prompts_and_a_report_that_replaces_an_earlier_one(command: Command)
         "old.html",
         *QUICK,
         "--runs",
-        "2"
+        "2",
     )
     result = command("bench", *args)
     assert result.code == 0, result.err

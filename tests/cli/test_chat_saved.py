@@ -95,7 +95,9 @@ def test_what_a_pipe_says_is_not_saved_without_a_name(command: Command) -> None:
 
 
 def test_what_a_pipe_says_is_saved_where_it_is_interrupted(command: Command) -> None:
-    chat_ = command.start("chat", "--no-calibrate", "-n", "-2", "-c", "8192", stdin=subprocess.PIPE, fork=True)
+    chat_ = command.start(
+        "chat", "--no-calibrate", "-n", "-2", "-c", "8192", stdin=subprocess.PIPE, fork=True
+    )
     assert chat_.stdin is not None
     assert chat_.stdout is not None
     chat_.stdin.write(b"list all\n")

@@ -179,7 +179,7 @@ def together(command: Command) -> Callable[..., list[subprocess.CompletedProcess
                 cwd=command.home,
                 env=command.environment(env),
                 start_new_session=True,
-                **pipes
+                **pipes,
             )
             try:
                 printed = process.communicate("What is os.walk?\n", timeout=120)

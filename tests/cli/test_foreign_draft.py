@@ -36,7 +36,7 @@ def test_run_drafts_with_it_and_writes_the_same_text(command: Command, draft: st
         "3",
         "--drafters",
         "model",
-        *ASKED
+        *ASKED,
     )
     assert_error(command(*pair), 7, "do not fit together", "--draft-vocab auto")
     drafted = command(*pair, "--draft-vocab", "auto")

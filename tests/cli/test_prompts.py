@@ -114,7 +114,7 @@ def test_harmless_flags_of_llama_cpp_are_left_out() -> None:
         "--color",
         "off",
         "--",
-        "--color"
+        "--color",
     ]
     kept, dropped = without_them(line, RUN)
     assert kept == ["run", "-p", "--color", "-n", "3", "--", "--color"]

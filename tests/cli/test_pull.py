@@ -254,7 +254,12 @@ def test_models_may_be_named_in_a_file_of_the_project(named: Named) -> None:
     assert "models: ./models.toml" in result.lines
     (named.command.home / "models.toml").write_text('[models.mine]\nrepo = "a/b"\naliases = ["8B"]\n')
     result = named("run", "-m", "8B", *ASK)
-    assert_error(result, 2, f"/models.toml, line 3: 8B is {REPOS[0]}:Q4_K_M, and a project cannot make it a/b", "/specllama/models.toml")
+    assert_error(
+        result,
+        2,
+        f"/models.toml, line 3: 8B is {REPOS[0]}:Q4_K_M, and a project cannot make it a/b",
+        "/specllama/models.toml",
+    )
     (named.command.home / "models.toml").write_text("[models.mine]\nrepp = 1\n")
     result = named("pull", "mine")
     assert result.code == 2

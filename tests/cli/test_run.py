@@ -416,7 +416,7 @@ def test_measured_figures_are_kept_and_used_by_the_next_run(command: Command) ->
         "0",
         "--json",
         "--seed",
-        "3"
+        "3",
     )
     assert command.generate(*few).json["plain_source"] in ("none", "run")
     assert not command.cache.exists()

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from math import inf
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from specllama.client import protocol as m
 from specllama.client.stream import fold
 from specllama.client.tune_messages import Configure
-from specllama.config.load import LoadSettings, ModelSettings
-from specllama.config.store import Store
-from specllama.core.interfaces import BatchRow, DecodeError
+from specllama.config.load import ModelSettings
+from specllama.core.interfaces import DecodeError
 from specllama.core.policy.base import CHAINS, Draft, RoundLimits
 from specllama.core.policy.fixed import Fixed
 from specllama.drafters.head import HeadDrafter

@@ -49,7 +49,7 @@ def test_prefix_and_suffix_alone(model: LlamaModel) -> None:
         *digits("12"),
         SUF,
         *digits("34"),
-        MID
+        MID,
     ]
 
 

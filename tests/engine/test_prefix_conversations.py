@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +10,7 @@ import pytest
 
 from specllama.calls.tools import Tools
 from specllama.client import protocol as m
-from specllama.config.load import LoadSettings, ModelSettings
-from specllama.config.store import Store
+from specllama.config.load import ModelSettings
 from specllama.core.prefix.stored import GAP
 from tests.support import tinygguf, tinymtp
 from tests.support.front import Front

@@ -111,7 +111,7 @@ def test_a_model_decodes_and_has_its_kind_of_memory(name: str, tmp_path: Path) -
         recurrent,
         hybrid,
         n_swa,
-        cuts
+        cuts,
     )
     assert not cuts or report["after_cut"] < 0.05
     tokens = report["tokens"]

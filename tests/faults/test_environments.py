@@ -184,7 +184,7 @@ def test_a_draft_context_that_is_too_small_is_the_reason(shared: Command) -> Non
         "--drafters",
         "model",
         "--draft-max",
-        "4"
+        "4",
     )
     (shared.home / "long.txt").write_text("word " * 270)
     result = shared.generate("-md", "pydoc", "-cd", "64", "-f", "long.txt", *few)

@@ -41,7 +41,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
         "--alias",
         "*",
         "--chat-template-file",
-        str(template)
+        str(template),
     )
     with Server(home, *flags) as server, Bystander(server.connect, server.process.pid) as bystander:
         bystander.wait_until_streaming()

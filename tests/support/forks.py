@@ -46,7 +46,7 @@ _WITH_ENGINE = (
     "GGML_",
     "OPENBLAS_",
     "LD_",
-    "SPECLLAMA_KERNELS"
+    "SPECLLAMA_KERNELS",
 )  # those that llama.cpp reads
 _IMPORTS = (
     *("specllama.cli.app", "specllama.server.main", "typer._adapters", "pydantic.type_adapter"),
@@ -106,12 +106,12 @@ class Fork:
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
 
-    def communicate(self, input: bytes = b"", timeout: float | None = None) -> tuple[bytes, bytes]:
+    def communicate(self, data: bytes = b"", timeout: float | None = None) -> tuple[bytes, bytes]:
         """As that of Popen, but a process that takes too long is killed."""
         ends = time.monotonic() + (threading.TIMEOUT_MAX if timeout is None else timeout)
         with ThreadPoolExecutor(_N_PIPES) as pool:
             if self.stdin is not None:
-                pool.submit(_write, self.stdin, input)
+                pool.submit(_write, self.stdin, data)
             texts = [pool.submit(_read, pipe) for pipe in (self.stdout, self.stderr)]
             try:
                 self.wait(timeout)
@@ -298,10 +298,14 @@ def _import_engine() -> bool:
     return False
 
 
-def _is_idle(thread: threading.Thread) -> bool:
-    """Whether it is one of a pool, and waits for work: it holds no lock that a fork could wait for."""
-    frame = sys._current_frames().get(thread.ident or 0)
-    return frame is not None and frame.f_code.co_qualname == "_worker"
+def _others() -> list[threading.Thread]:
+    """Threads that may hold a lock that a fork waits for: all others but the clock's, and those of pools that
+    wait for work.
+    """
+    frames, mine = sys._current_frames(), (threading.current_thread(), threading.main_thread())
+    idle = {ident for ident, frame in frames.items() if frame.f_code.co_qualname == "_worker"}
+    known = [thread for thread in threading.enumerate() if thread.name != "specllama_clock"]
+    return [thread for thread in known if thread not in mine and thread.ident not in idle]
 
 
 def _start_engine(start: Callable[..., subprocess.Popen[bytes]], before: Mapping[str, str]) -> Any:
@@ -310,14 +314,17 @@ def _start_engine(start: Callable[..., subprocess.Popen[bytes]], before: Mapping
     """
 
     def forked(environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
-        known = (threading.current_thread().name, "MainThread", "specllama_clock")
-        others = [x for x in threading.enumerate() if x.name not in known and not _is_idle(x)]
-        if asyncio._get_running_loop() is None:  # a server waits for nothing
-            for thread in others:
-                thread.join(0.2)  # one that has to end
         merged = {**os.environ, **environ}
-        if any(thread.is_alive() for thread in others) or _with_engine(merged) != _with_engine(before):
+        if _with_engine(merged) != _with_engine(before):
             return start(environ)
+        seconds = (
+            0.2 if asyncio._get_running_loop() is None else 0.03
+        )  # a server's loop stands still meanwhile
+        ends = time.monotonic() + seconds
+        while _others():
+            if time.monotonic() > ends:
+                return start(environ)
+            time.sleep(0.002)
         sys.stdout.flush()
         sys.stderr.flush()
         pipe, become = subprocess.PIPE, functools.partial(_become_engine, merged)

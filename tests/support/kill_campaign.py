@@ -65,7 +65,7 @@ class Campaign:
             calibrate=False,
             cache_disk=disk,
             kept_seconds=0.0,
-            cache_ram=0
+            cache_ram=0,
         )
 
     def reference(self) -> None:

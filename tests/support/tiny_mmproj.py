@@ -139,9 +139,7 @@ def qwen3vl(path: Path | str, seed: int = 0) -> Path:
     return p.write()
 
 
-def qwen2vl_text(
-    path: Path | str, seed: int = 0, *, n_layer: int = 2, **more: Any
-) -> Path:
+def qwen2vl_text(path: Path | str, seed: int = 0, *, n_layer: int = 2, **more: Any) -> Path:
     """The text model of `qwen2vl`: plain attention, with positions of time, height and width."""
     b = Builder("qwen2vl", path, seed, n_layer, **more)
     b.heads(N_HEAD_KV, rope=True)

@@ -90,9 +90,9 @@ class Builder:
         unit_rows: bool = False,
         keep: Callable[[str], bool] = lambda _: True,
     ) -> None:
-        """pre: the pre-tokenizer that the file names. more: further control tokens, such as FIM. unit_rows: all
-        embeddings have the same norm, and the same first element. keep: which of the tensors that are put are
-        written, by name; the others use up their random numbers too, so that two files of one model fit
+        """pre: the pre-tokenizer that the file names. more: further control tokens, such as FIM. unit_rows:
+        all embeddings have the same norm, and the same first element. keep: which of the tensors that are put
+        are written, by name; the others use up their random numbers too, so that two files of one model fit
         together.
         """
         self.arch, self.path, self.noise, self.keep = arch, Path(path), noise, keep
@@ -252,9 +252,7 @@ def llama(
     return b.write()
 
 
-def gemma3(
-    path: Path | str, seed: int = 0, *, n_layer: int = 2, n_swa: int = 16, **more: Any
-) -> Path:
+def gemma3(path: Path | str, seed: int = 0, *, n_layer: int = 2, n_swa: int = 16, **more: Any) -> Path:
     """Blocks with a window of `n_swa` tokens alternate with blocks without.
 
     llama.cpp rounds the window's cache up to n_swa + n_ubatch and then to 256 cells: a wrong truncation is
@@ -273,9 +271,7 @@ def gemma3(
     return b.write()
 
 
-def mamba(
-    path: Path | str, seed: int = 0, *, n_layer: int = 2, d_state: int = 16, **more: Any
-) -> Path:
+def mamba(path: Path | str, seed: int = 0, *, n_layer: int = 2, d_state: int = 16, **more: Any) -> Path:
     """Recurrent in every block."""
     b = Builder("mamba", path, seed, n_layer, **more)
     b.writer.add_head_count(0)
@@ -287,9 +283,7 @@ def mamba(
     return b.write()
 
 
-def jamba(
-    path: Path | str, seed: int = 0, *, n_layer: int = 2, d_state: int = 16, **more: Any
-) -> Path:
+def jamba(path: Path | str, seed: int = 0, *, n_layer: int = 2, d_state: int = 16, **more: Any) -> Path:
     """A hybrid without rollback: recurrent blocks alternate with attention blocks without positions."""
     b = Builder("jamba", path, seed, n_layer, **more)
     b.heads([N_HEAD_KV * (i % 2) for i in range(n_layer)], rope=False)
@@ -304,9 +298,7 @@ def jamba(
     return b.write()
 
 
-def lfm2(
-    path: Path | str, seed: int = 0, *, n_layer: int = 3, l_cache: int = 4, **more: Any
-) -> Path:
+def lfm2(path: Path | str, seed: int = 0, *, n_layer: int = 3, l_cache: int = 4, **more: Any) -> Path:
     """A hybrid with rollback: short convolutions over `l_cache` tokens, every second block attention."""
     b = Builder("lfm2", path, seed, n_layer, **more)
     b.heads([N_HEAD_KV * (i % 2) for i in range(n_layer)], rope=True)

@@ -22,7 +22,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from tests.support.tinygguf import N_EMBD, N_EMBD_HEAD, N_FF, N_HEAD, N_HEAD_KV, Builder
+from tests.support.tinygguf import N_EMBD, N_EMBD_HEAD, N_HEAD, N_HEAD_KV, Builder
 
 Part = Literal["all", "trunk", "head", "promise"]
 Block = Callable[[int, float], None]

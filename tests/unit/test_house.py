@@ -32,17 +32,7 @@ BASICS = (
     "json_types", "errors", "option", "wording", "clock", "processor_time", "python_command", "regular_file",
     "other_work", "wire",
 )  # fmt: skip
-LIGHT_CORE = (
-    *(
-        "core.sampling.params",
-        "core.sampling.params",
-        "core.sampling.params",
-        "core.gain",
-        "core.repetition",
-        "core.stats",
-        "core.replay.break_even",
-    )
-)
+LIGHT_CORE = ("core.sampling.params", "core.gain", "core.repetition", "core.stats", "core.replay.break_even")
 ONLY: dict[str, tuple[str, ...]] = {
     "json_types": (),
     "wording": (),

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from specllama.client import protocol as m
-from specllama.config.load import LoadSettings, ModelSettings
-from specllama.config.store import Store
+from specllama.config.load import ModelSettings
 from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specllama.drafters.model import ModelDrafter
 from specllama.worker import loader

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from specllama.client import protocol as m
-from specllama.config.load import LoadSettings, ModelSettings
-from specllama.config.store import Store
+from specllama.config.load import ModelSettings
 from specllama.prefix_disk.directory import default_directory
 from specllama.worker import prefix_persister
 from specllama.worker import prefix_persister as prefix_key

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
 from specllama.client import protocol as m
 from specllama.client.tune_messages import MeasuredDraft, Tune, Tuned, TuneMeasurement, Tuning
-from specllama.config.load import LoadSettings, ModelSettings
-from specllama.config.store import Store
+from specllama.config.load import ModelSettings
 from specllama.core.policy.config import DEFAULT
 from specllama.drafters import HEAD, MODEL
 from specllama.worker.draft import LoadedHead

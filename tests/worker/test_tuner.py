@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
@@ -24,8 +24,7 @@ from specllama.client.tune_messages import (
     Tuning,
     WrittenTexts,
 )
-from specllama.config.load import LoadSettings, ModelSettings
-from specllama.config.store import Store
+from specllama.config.load import ModelSettings
 from specllama.core.policy.config import DEFAULT
 from specllama.core.policy.cost_curve import CostCurve
 from specllama.core.policy.posterior import StepCosts

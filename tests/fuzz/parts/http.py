@@ -128,7 +128,7 @@ DOCUMENTED = {
     422,
     426,
     429,
-    431
+    431,
 }
 _WAIT = 3.0  # seconds, after which the client leaves
 

@@ -70,7 +70,7 @@ def test_decoding_without_kernels_is_neither_a_length_nor_a_cost() -> None:
         2.0,
         "plain",
         1,
-        []
+        [],
     )
     assert t1_of(s) == pytest.approx(0.1)
     (note, _) = notes({**ABOUT, **s})

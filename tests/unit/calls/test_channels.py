@@ -236,7 +236,7 @@ REAL = [
     "openai-gpt-oss-120b",
     "google-gemma-4-31B-it",
     "google-gemma-4-31B-it-interleaved",
-    "Apertus-8B-Instruct"
+    "Apertus-8B-Instruct",
 ]
 
 

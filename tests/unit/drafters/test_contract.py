@@ -61,7 +61,7 @@ class Blocks:
             N_VOCAB,
             2,
             N_FEATURES,
-            3
+            3,
         )
         self.cells: dict[int, list[int]] = {0: [], 1: []}
 

@@ -578,7 +578,7 @@ def is_readable(data: bytes) -> bool:
             "bytes_per_token",
             "n_vocab",
             "token_texts",
-            "chat_template"
+            "chat_template",
         ):
             getattr(header, name)
         list(header.tokens)

@@ -148,7 +148,7 @@ def test_fields_of_the_files_of_heads(tmp_path: Path) -> None:
         45,
         True,
         True,
-        False
+        False,
     )
     read_d2t(short)
 

@@ -62,7 +62,7 @@ def test_tables_name_known_architectures() -> None:
         LAYER_INPUTS,
         LAST_LAYER_OUTPUT,
         NEXTN_ROWS,
-        ROLLBACK
+        ROLLBACK,
     )
     for table in (*tables, frozenset(MTP_ASSERTED)):
         assert table <= ARCHITECTURES

@@ -105,7 +105,7 @@ def test_wrong_values_are_errors_in_their_own_api(api: str) -> None:
         "max_new_tokens",
         "num_predict",
         "n_predict",
-    ]
+    ],
 )
 def test_names_of_the_limit(api: str, name: str) -> None:
     without = {"max_tokens": None} if api == "messages" else {}

@@ -164,7 +164,7 @@ def test_progress_and_timings_as_it_goes() -> None:
         6,
         3,
         3,
-        2
+        2,
     )
     assert timings["predicted_per_second"] == pytest.approx(10.0)
     only_pieces = streamed(script)
