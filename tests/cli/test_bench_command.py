@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from tests.support.command import Command, Result, assert_error
+from tests.support.report_schemas import COUNT, MAYBE, NUMBER, TEXT, a_list, an_object, or_null
 
 pty = pytest.mark.skipif(not hasattr(os, "openpty"), reason="needs pseudo-terminals")
 if hasattr(os, "openpty"):
@@ -20,25 +21,9 @@ if hasattr(os, "openpty"):
 
 QUICK = ("--runs", "1", "-n", "8")
 TWO = (*QUICK, "--workloads", "edit,json", "--k", "7,2", "--temp", "0,0.8")
-NUMBER, SHARES = {"type": "number", "minimum": 0}, {"type": "array", "items": {"maximum": 1, "minimum": 0}}
-MAYBE = {"type": ["number", "null"], "minimum": 0}
+SHARES = a_list({"maximum": 1, "minimum": 0})
 
 
-def an_object(**properties: object) -> dict[str, object]:
-    return {
-        "type": "object",
-        "properties": properties,
-        "required": list(properties),
-        "additionalProperties": False,
-    }
-
-
-def or_null(schema: dict[str, object]) -> dict[str, object]:
-    return {"anyOf": [schema, {"type": "null"}]}
-
-
-COUNT = {"type": "integer", "minimum": 0}
-TEXT = {"type": "string"}
 ESTIMATE = or_null(an_object(value=NUMBER, low=MAYBE, high=MAYBE, n=COUNT))
 CELL = an_object(
     answers=COUNT, decode_tps=ESTIMATE, speedup=ESTIMATE, ttft_ms=ESTIMATE, n_predict=COUNT, n_drafted=COUNT,

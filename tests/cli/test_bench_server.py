@@ -16,22 +16,11 @@ import pytest
 
 from tests.support.command import Command, Result, assert_error
 from tests.support.openai_server import Faults, OpenAIServer, openai_server
+from tests.support.report_schemas import COUNT, MAYBE, NUMBER, TEXT, an_object
 from tests.support.serving import Server
 
 FEW = ("--runs", "1", "-n", "8", "--workloads", "edit", "--concurrency", "1,3")
 ONE = (*FEW, "--concurrency", "1", "--requests", "1")
-NUMBER = {"type": "number", "minimum": 0}
-COUNT, TEXT = {"type": "integer", "minimum": 0}, {"type": "string"}
-MAYBE = {"type": ["number", "null"], "minimum": 0}
-
-
-def an_object(**properties: object) -> dict[str, object]:
-    return {
-        "type": "object",
-        "properties": properties,
-        "required": list(properties),
-        "additionalProperties": False,
-    }
 
 
 TAILS = {"anyOf": [an_object(p50=NUMBER, p99=NUMBER), {"type": "null"}]}

@@ -18,6 +18,7 @@ from specllama.core.policy.cost_curve import WIDTHS as AT_LOADING
 from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from tests.support import tinygguf, tinymtp
 from tests.support.command import Command, Result, assert_error
+from tests.support.report_schemas import COUNT, MAYBE, NUMBER, TEXT, a_list, an_object, or_null
 from tests.support.scrambled import scramble
 
 pty = pytest.mark.skipif(not hasattr(os, "openpty"), reason="needs pseudo-terminals")
@@ -25,25 +26,7 @@ if hasattr(os, "openpty"):
     from tests.support.under_way import UnderWay, under_way
 
 QUICK = ("--workloads", "edit,json", "-n", "16", "--ignore-load")  # other tests run beside these
-NUMBER, COUNT, TEXT = {"type": "number", "minimum": 0}, {"type": "integer", "minimum": 0}, {"type": "string"}
-MAYBE, SHARE = {"type": ["number", "null"], "minimum": 0}, {"type": "number", "minimum": 0, "maximum": 1}
-
-
-def an_object(**properties: object) -> dict[str, object]:
-    return {
-        "type": "object",
-        "properties": properties,
-        "required": list(properties),
-        "additionalProperties": False,
-    }
-
-
-def a_list(item: object) -> dict[str, object]:
-    return {"type": "array", "items": item}
-
-
-def or_null(schema: object) -> dict[str, object]:
-    return {"anyOf": [schema, {"type": "null"}]}
+SHARE = {"type": "number", "minimum": 0, "maximum": 1}
 
 
 MODEL = an_object(name=TEXT, path=TEXT, params=COUNT, quant=TEXT, n_gpu_layers={"type": "integer"})
