@@ -15,20 +15,11 @@ import pytest
 from specllama.cli.chat.library import ChatLibrary, held
 from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from tests.support.chat_pty import CTRL_C, CTRL_D, Terminal
-from tests.support.command import Command, Result, assert_error
+from tests.support.chats import FEW, LINE, chat, pty
+from tests.support.command import Command, assert_error
 from tests.support.foreign import permuted
 
-FEW = ("--no-calibrate", "-s", "3", "-n", "24")
-LINE = r"prompt (\d+) evaluated, (\d+) reused"
 UNLIKELY = ("--temp", "1.7", "--top-k", "0", "--top-p", "1", "--min-p", "0")
-pty = pytest.mark.skipif(not hasattr(os, "openpty"), reason="needs pseudo-terminals")
-
-
-def chat(command: Command, *lines: str, args: tuple[str, ...] = FEW, **more: Any) -> Result:
-    """The lines through a pipe."""
-    result = command("chat", *args, stdin="".join(f"{line}\n" for line in lines).encode(), **more)
-    assert "Traceback" not in result.err
-    return result
 
 
 def files(command: Command) -> list[Path]:
