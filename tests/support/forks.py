@@ -110,7 +110,7 @@ class Fork:
         """As that of Popen, but a process that takes too long is killed."""
         ends = time.monotonic() + (threading.TIMEOUT_MAX if timeout is None else timeout)
         with ThreadPoolExecutor(_N_PIPES) as pool:
-            if self.stdin is not None:
+            if self.stdin is not None and not self.stdin.closed:
                 pool.submit(_write, self.stdin, data)
             texts = [pool.submit(_read, pipe) for pipe in (self.stdout, self.stderr)]
             try:
@@ -128,7 +128,7 @@ def _write(pipe: IO[bytes], data: bytes) -> None:
 
 
 def _read(pipe: IO[bytes] | None) -> bytes:
-    if pipe is None:
+    if pipe is None or pipe.closed:
         return b""
     with pipe:
         return pipe.read()
