@@ -329,7 +329,13 @@ def _start_engine(start: Callable[..., subprocess.Popen[bytes]], before: Mapping
         sys.stderr.flush()
         pipe, become = subprocess.PIPE, functools.partial(_become_engine, merged)
         return subprocess.Popen(
-            [sys.executable], stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True, preexec_fn=become
+            [sys.executable],
+            stdin=pipe,
+            stdout=pipe,
+            stderr=pipe,
+            start_new_session=True,
+            preexec_fn=become,
+            restore_signals=False,  # a new interpreter ignores SIGPIPE, too
         )
 
     return forked
@@ -354,7 +360,7 @@ def _run_engine() -> None:
 
     def popen(*args: Any, **more: Any) -> subprocess.Popen[bytes]:
         if threading.current_thread() is threading.main_thread():
-            more["preexec_fn"] = _become_template
+            more |= {"preexec_fn": _become_template, "restore_signals": False}
         return subprocess.Popen(*args, **more)
 
     # Once, while nothing is decoded.
