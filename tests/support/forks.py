@@ -218,7 +218,8 @@ def _server(environ: tuple[tuple[str, str], ...]) -> ForkServer:
 
 def fork_server(environ: Mapping[str, str]) -> ForkServer | None:
     """This process's server, None where processes are not forked. environ: the usual one of a command."""
-    if OFF in os.environ or not hasattr(os, "fork"):
+    measures = "PYTEST_VERSION" not in os.environ  # a campaign of its own: soak, measure
+    if OFF in os.environ or measures or not hasattr(os, "fork"):
         return None
     return _server(tuple(sorted((_at_start(environ) | _with_engine(environ)).items())))
 
