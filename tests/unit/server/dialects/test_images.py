@@ -206,7 +206,7 @@ def test_several_raw_prompts(model: Any) -> None:
     first, second, third, fourth = (one.prompt for one in read.generations({}, {}))
     assert first == TextInput(f"a\n{marker(3)}\nb", [numbered(3)])
     assert second == TextInput("c")
-    assert third.ids == [1, 2]
+    assert third.parts == [[1, 2]]
     assert fourth == TextInput(MEDIA_MARKER), "without images it is a text"
     assert read.logged[0] == f"a\n{marker(3)}\nb"
 
