@@ -358,7 +358,7 @@ def with_options(data: Mapping[str, Any], own: Collection[str]) -> Mapping[str, 
     take precedence. own: names of fields to move; others stay in `options`. Raises FieldError for an
     unsupported one, and for what is no object.
     """
-    options = data.get("options", {})
+    options = {} if data.get("options") is None else data["options"]
     if not isinstance(options, Mapping):
         raise FieldError("options: must be an object", "options")
     known = {name: value for name, value in options.items() if _is_one(name, own)}
