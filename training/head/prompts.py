@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from specllama.bench.workloads import WORKLOADS
+from specllama.bench.runner import WORKLOADS
 from training import corpus
 from training.head import topics
 
