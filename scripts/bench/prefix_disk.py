@@ -71,7 +71,7 @@ def rates(directory: Path, n_bytes: int) -> dict[str, float]:
     for begin in range(0, n_bytes, 1 << 24):
         memory[begin : begin + (1 << 24)] = os.urandom(min(1 << 24, n_bytes - begin))
     ids = random_ids(N_IDS, 1)
-    record = PrefixRecord("local", ids, "whole", {"target": memory}, 600.0)
+    record = PrefixRecord("local", ids, {"target": memory}, 600.0)
     found: dict[str, float] = {"idle_pause_ms": 1e3 * longest_pause(lambda: time.sleep(5))[2]}
     for name in ("background", "flush"):
         store = DiskStore(directory, 4 * n_bytes, "key", say=print, reserve_bytes=0)

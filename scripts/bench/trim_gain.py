@@ -93,11 +93,9 @@ class Pair:
         messages = [{"role": "user", "content": prompt}]
         loaded = self.core.loaded
         assert loaded is not None
-        if loaded.header.chat_template is None:
-            request = protocol.Generate(self._next_id, prompt=prompt, params=params)
-        else:
-            request = protocol.Generate(self._next_id, messages=messages, params=params)
-        self.core.handle(request)
+        chats = loaded.header.chat_template is not None
+        asked = protocol.ChatInput(messages) if chats else protocol.TextInput(prompt)
+        self.core.handle(protocol.Generate(self._next_id, asked, params))
         began = None
         while self.core.busy:
             self.core.step()
