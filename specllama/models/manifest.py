@@ -302,7 +302,10 @@ def load(environ: Mapping[str, str] | None = None, cwd: Path | None = None) -> M
                         f"{user or FILE}: {pair_of}, a file of your own: pairs are of models of the hub",
                         "give that file its draft with -md, or as draft_model in config.toml",
                     )
-                raise ConfigError(f"{FILE}: {pair_of}, which is not a model in it")
+                raise ConfigError(
+                    f"{user or FILE}: {pair_of}, which is not a model of a list",
+                    "specllama models lists the names",
+                )
         assert target is not None
         known[target.name] = pair
     return Manifest(entries, known, user, project.toml.path if project is not None else None, files, folders)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import ipaddress
 import os
 import socket
 import stat
@@ -95,13 +96,16 @@ def notify(state: str) -> None:
             link.sendto(state.encode(), address.replace("@", "\0", 1) if address[0] == "@" else address)
 
 
-def check_digits(host: str) -> None:
-    """Raises UsageError for digits and dots that are no address; what a name leads to is seen later."""
-    if host and not host.strip("0123456789."):
-        try:
-            socket.inet_aton(host)
-        except OSError:
-            raise _no_host(host) from None
+def check_form(host: str) -> None:
+    """Raises UsageError for what has not the form of an address; what a name leads to is seen later."""
+    plain = host.strip("[]")
+    try:
+        if not plain.strip("0123456789."):
+            socket.inet_aton(plain)
+        elif ":" in plain and not host.startswith(UNIX):
+            ipaddress.ip_address(plain)
+    except (OSError, ValueError):
+        raise _no_host(host) from None
 
 
 def _no_host(host: str) -> UsageError:

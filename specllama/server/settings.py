@@ -12,7 +12,7 @@ from specllama.config.load import LoadSettings
 from specllama.config.text_file import expanded
 from specllama.errors import UsageError, option
 from specllama.server.http.origins import Origins, root_path
-from specllama.server.listening import check_digits
+from specllama.server.listening import check_form
 
 ANY_NAME = "*"
 
@@ -82,9 +82,9 @@ class ServerSettings:
             raise UsageError(f"must be seconds above 0, not {self.client_seconds:g}", option="client_timeout")
         if self.host.strip() in ("", defaults.UNIX) or "\0" in self.host:
             raise UsageError("needs an address, the name of one, or unix:PATH", option="host")
-        if self.slot_save_path and not expanded(self.slot_save_path).is_dir():
-            problem = f": there is no folder {self.slot_save_path}"
-            raise UsageError(problem, "create it", option="slot_save_path")
+        if self.slot_save_path and not (path := expanded(self.slot_save_path)).is_dir():
+            hint = "a file has this name: choose another one" if path.exists() else "create it"
+            raise UsageError(f": there is no folder {self.slot_save_path}", hint, option="slot_save_path")
         for name in self.embedder_names:
             if self.has_name(name):
                 raise UsageError(f"and {option('model')} are both called {name}", option="embeddings")
@@ -98,7 +98,7 @@ class ServerSettings:
                 f"give {option('api_key')} or {option('api_key_file')} too",
                 option="metrics_key",
             )
-        check_digits(self.host)
+        check_form(self.host)
         if not self.keys and not defaults.is_loopback(self.host):
             raise UsageError(
                 f"{self.host} can be reached from other machines, which needs a key",

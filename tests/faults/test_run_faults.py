@@ -418,7 +418,7 @@ def test_errors_in_the_environment_name_the_variable(shared: Command) -> None:
     for variable, value, needle in (
         ("SPECLLAMA_TOP_K", "many", "SPECLLAMA_TOP_K must be a whole number"),
         ("SPECLLAMA_EXACT", "perhaps", "SPECLLAMA_EXACT must be true or false"),
-        ("SPECLLAMA_TEMPERATUR", "1", "did you mean temperature"),
+        ("SPECLLAMA_TEMPERATUR", "1", "did you mean SPECLLAMA_TEMPERATURE"),
         ("SPECLLAMA_TEMPERATURE", "-1", "SPECLLAMA_TEMPERATURE must be"),
         ("SPECLLAMA_CONFIG", "/nowhere.toml", "SPECLLAMA_CONFIG names /nowhere.toml"),
     ):

@@ -182,7 +182,7 @@ class TestSettings:
         [
             ("SPECLLAMA_QUEUE", "many", "SPECLLAMA_QUEUE must be a whole number"),
             ("SPECLLAMA_CLIENT_TIMEOUT", "x", "SPECLLAMA_CLIENT_TIMEOUT must be a number"),
-            ("SPECLLAMA_QEUE", "1", "did you mean queue"),
+            ("SPECLLAMA_QEUE", "1", "did you mean SPECLLAMA_QUEUE"),
         ],
     )
     def test_errors_in_the_environment_name_the_variable(

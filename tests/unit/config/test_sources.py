@@ -48,7 +48,7 @@ def test_long_flags_are_names_too(home):
         read_environment(twice)
     with pytest.raises(ConfigError) as caught:
         read_environment({"SPECLLAMA_CTX_SIZ": "9"})
-    assert caught.value.hint.startswith("did you mean ctx_size")
+    assert caught.value.hint.startswith("did you mean SPECLLAMA_CTX_SIZE")
     write(home / "work/specllama.toml", "ctx_size = 5\nn_ctx = 5\n")
     with pytest.raises(ConfigError, match="set twice"):
         resolve({}, {}, home / "work")

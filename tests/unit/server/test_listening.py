@@ -13,7 +13,7 @@ import pytest
 
 from specllama.errors import NotFoundError, ResourceError, SpecllamaError, UsageError
 from specllama.server import listening as module
-from specllama.server.listening import check_digits, host_of, inherited_socket, listening, notify
+from specllama.server.listening import check_form, host_of, inherited_socket, listening, notify
 
 posix = pytest.mark.skipif(sys.platform == "win32", reason="unix sockets")
 
@@ -36,8 +36,12 @@ def test_an_address_of_another_machine_is_an_error() -> None:
     with pytest.raises(UsageError, match=r"192\.0\.2\.1 is no address of this machine"):
         listening("192.0.2.1", 0, 30.0, False).__enter__()
     with pytest.raises(UsageError, match=r"999\.1\.1\.1 is no IP address, and no name that leads to one"):
-        check_digits("999.1.1.1")
-    check_digits("127.1")
+        check_form("999.1.1.1")
+    for host in ("http://127.0.0.1", "127.0.0.1:8080"):
+        with pytest.raises(UsageError, match="is no IP address, and no name"):
+            check_form(host)
+    for host in ("127.1", "[::1]", "::1", "fe80::1%eth0", "unix:/tmp/a", "box.local"):
+        check_form(host)
 
 
 def test_a_privileged_port_gets_a_hint() -> None:
