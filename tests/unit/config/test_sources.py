@@ -149,9 +149,9 @@ def test_config_says_which_variables_and_files_it_leaves_out(home, monkeypatch, 
     monkeypatch.chdir(home)
     write(home / "models.toml", "[model.x]\nrepo = 'a/b'\n")
     assert run_app(["config"]) == 0
-    told = capsys.readouterr().err
-    assert "SPECLLAMA_SERVICE_HOST is of a service of that name, and no settings" in told
-    assert f"{home / 'models.toml'} is left out, as of another program" in told
+    err = capsys.readouterr().err
+    assert "SPECLLAMA_SERVICE_HOST is of a service of that name, and no settings" in err
+    assert f"{home / 'models.toml'} is left out, as of another program" in err
 
 
 def test_config_names_the_fault_of_a_value(home, monkeypatch, capsys):

@@ -97,9 +97,9 @@ def test_commands_say_what_a_projector_is(tmp_path: Path, capsys: pytest.Capture
     assert labels == ["name", "file", "model", "images"]
     for command in (["pair-check", path], ["trim", path, str(tmp_path / "out.gguf")]):
         assert run_app(command) == GGUFError.exit_code
-        told = capsys.readouterr().err.splitlines()[-2:]
+        err = capsys.readouterr().err.splitlines()[-2:]
         what = f"error: {path} is a multimodal projector (mmproj) of tiny-gemma3, not a language model"
-        assert told == [what, "-m names a model, and -mm this file: run, chat and serve take both."]
+        assert err == [what, "-m names a model, and -mm this file: run, chat and serve take both."]
 
 
 def test_the_projector_of_another_model_is_refused_by_its_width(tmp_path: Path) -> None:

@@ -91,9 +91,9 @@ def test_a_file_gets_a_name(
     gone = odd.rename(tmp_path / "moved")
     for command in ("verify", "show"):
         assert run_app(["models", command, "mine"]) == 3
-        told = capsys.readouterr().err
-        assert f"mine is {odd}, and that file is gone" in told
-        assert "specllama models rm mine, then specllama models add mine FILE" in told
+        err = capsys.readouterr().err
+        assert f"mine is {odd}, and that file is gone" in err
+        assert "specllama models rm mine, then specllama models add mine FILE" in err
     with toml.open("a") as file:
         file.write("# kept\n[models.'8B']\nrepo = 'a/b'\n")
     gone.rename(odd)
@@ -140,6 +140,6 @@ def test_words_and_flags_without_a_command(capsys: pytest.CaptureFixture[str]) -
         (["tune", "-ngl", "1" * 5000], "must be a number of layers from 0, auto or all, not '1111"),
     ):
         assert run_app(arguments) == 2
-        told = capsys.readouterr().err
-        assert hint in told
-        assert len(told) < 400
+        err = capsys.readouterr().err
+        assert hint in err
+        assert len(err) < 400
