@@ -101,17 +101,18 @@ def _reader(hint: Any) -> _Read:
     raise TypeError(f"{hint} cannot be read from JSON")
 
 
-_SCALARS: Mapping[Any, tuple[type, ...]] = {
-    bool: (bool,), int: (int,), float: (float, int), str: (str,), type(None): (type(None),)
+_SCALARS: Mapping[Any, tuple[str, *tuple[type, ...]]] = {
+    bool: ("true or false", bool), int: ("a whole number", int), float: ("a number", float, int),
+    str: ("a text", str), type(None): ("null", type(None)),
 }  # fmt: skip
 
 
 def _scalar(kind: type) -> _Read:
-    allowed = _SCALARS[kind]
+    what, *allowed = _SCALARS[kind]
 
     def read(value: object) -> object:
         if type(value) not in allowed:
-            raise ValueError(f"{kind.__name__} expected, not {value!r:.80}")
+            raise ValueError(f"{what} expected, not {value!r:.80}")
         return value
 
     return read
@@ -195,17 +196,17 @@ def _dataclass(kind: Any) -> _Read:
 
     def read(value: object) -> object:
         if not isinstance(value, dict):
-            raise ValueError(f"{kind.__name__}: an object expected, not {value!r:.80}")
+            raise ValueError(f"an object expected, not {value!r:.80}")
         if missing := required - value.keys():
-            raise ValueError(f"{kind.__name__}: {', '.join(sorted(missing))} is missing")
+            raise ValueError(f"{', '.join(sorted(missing))} is missing")
         values = {}
         for name, part in value.items():
             if (reader := readers.get(name)) is None:
-                raise ValueError(f"{kind.__name__}: unknown key {name!r:.80}")
+                raise ValueError(f"unknown key {name!r:.80}")
             try:
                 values[name] = reader(part)
             except ValueError as error:
-                raise ValueError(f"{kind.__name__}.{name}: {error}") from None
+                raise ValueError(f"{name}: {error}") from None
         return kind(**values)
 
     return read

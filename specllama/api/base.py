@@ -37,7 +37,7 @@ from specllama.config.defaults import DRAFT_MAX, DRAFT_MODEL, DRAFTERS, LAYERS, 
 from specllama.config.load import LoadSettings
 from specllama.config.load_options import Layers, LoadOptions
 from specllama.config.options import as_argument
-from specllama.core.sampling.params import SamplingParams, nth_seed
+from specllama.core.sampling.params import PARAMETERS, SamplingParams, nth_seed
 from specllama.errors import EngineError, SpecllamaError, UsageError, with_option_names
 from specllama.images import MEDIA_MARKER
 from specllama.models import prepare
@@ -129,7 +129,8 @@ class BaseLLM(ABC):
         settings, predicted = sampling(params, len(sources)), predictions(prediction, len(sources))
         made = []
         for source, values, text in zip(sources, settings, predicted, strict=True):
-            seed = self._seed if values.get("seed") in (None, -1) else values["seed"]
+            given = PARAMETERS["seed"].checked(values.get("seed"))
+            seed = self._seed if given is None else given
             count = n_completions(n, values)
             if seed is None and count > 1:
                 seed = secrets.randbits(32)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields, replace
 from operator import index
 from typing import Any, TypedDict, TypeGuard
 
-from specllama.calls.history import parsed_arguments
+from specllama.calls.history import ROLES, parsed_arguments
 from specllama.calls.tools import Tools
 from specllama.client import protocol
 from specllama.core.sampling.params import PARAMETERS, SamplingParams
@@ -303,21 +303,28 @@ def conversations(messages: Sequence[Message] | Sequence[Sequence[Message]]) -> 
 
 
 def conversation(messages: Sequence[Message]) -> PromptSource:
-    """One conversation; the template decides which roles and contents it accepts. Raises UsageError."""
+    """One conversation, with the roles that the server takes. A content may be missing, and is empty then.
+    Raises UsageError.
+    """
     if not _is_list(messages):
         raise UsageError(f"messages must be a list of dicts, not {type(messages).__name__}")
     if len(messages) == 0:
         raise UsageError("there are no messages")
-    for i, message in enumerate(messages):
-        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-            raise UsageError(f'messages[{i}] must be a dict with a "role", not {quoted(message)}')
-        if not isinstance(message.get("content"), (str, list, tuple, type(None))):
-            problem = f'messages[{i}]: "content" must be a text, not {quoted(message["content"])}'
-            raise UsageError(problem, "texts and images go in a list")
     read = []
     for i, message in enumerate(messages):
-        parts = parts_of(message.get("content"), f"messages[{i}].content")
-        read.append(message if parts is None else {**message, "content": parts})
+        if not isinstance(message, Mapping) or not isinstance(role := message.get("role"), str):
+            raise UsageError(f'messages[{i}] must be a dict with a "role", not {quoted(message)}')
+        if role not in ROLES:
+            raise UsageError(f"messages[{i}].role must be one of {', '.join(ROLES)}, not {quoted(role)}")
+        if message.get("tool_calls") and role != "assistant":
+            raise UsageError(f"messages[{i}].tool_calls: only an assistant message has calls")
+        content = "" if message.get("content") is None else message["content"]
+        if not isinstance(content, (str, list, tuple)):
+            problem = f'messages[{i}]: "content" must be a text, not {quoted(content)}'
+            raise UsageError(problem, "texts and images go in a list")
+        parts = parts_of(content, f"messages[{i}].content")
+        role = "system" if role == "developer" else role
+        read.append({**message, "role": role, "content": content if parts is None else parts})
     ordered = parsed_arguments(read)
     return PromptSource(messages=ordered, images=tuple(images_of(ordered)))
 

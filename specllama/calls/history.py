@@ -7,7 +7,7 @@ import json
 import re
 import string
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 from specllama.calls.tools import Choice, Tool, Tools
 from specllama.errors import SpecllamaError, UsageError
@@ -20,6 +20,9 @@ Message = JsonObject
 as objects, and of a result `name` and `tool_call_id`; further keys go to the template.
 """
 Messages = list[Message]
+Role = Literal["system", "developer", "user", "assistant", "tool"]
+ROLES: tuple[str, ...] = get_args(Role)
+"""Who says a turn, in requests of all fronts; templates get developer as system."""
 Call = tuple[str, Mapping[str, Any]]  # name, arguments
 Write = Callable[[Sequence[Call]], str]
 _ALPHANUMERICS = string.digits + string.ascii_letters

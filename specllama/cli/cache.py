@@ -38,7 +38,7 @@ def _lines(report: JsonObject, width: int | None) -> Iterator[str]:
     n_memories = sum(state["kind"] == _MEMORY for state in states)
     n_prompts = len(states) - n_memories
     what = [counted(n_prompts, "prompt")] if n_prompts else []
-    what += [f"answers of {counted(n_memories, 'key')}"] if n_memories else []
+    what += [f"{counted(n_memories, 'file')} of answers to draft from"] if n_memories else []
     yield from wrapped(f"{' and '.join(what)}, {size(report['bytes'])}, in {path}", width)
     rows = [
         (

@@ -14,12 +14,20 @@ from specllama.client import protocol
 from specllama.client.model_info import LoadInfo
 from specllama.config import build
 from specllama.config.text_file import read_text, standard_input
-from specllama.errors import UsageError, option
+from specllama.errors import SpecllamaError, UsageError, option
 from specllama.json_types import JsonObject
 
 
 def embed(given: Mapping[str, Any]) -> int:
     """Print the vectors or scores; returns the exit code. Raises SpecllamaError."""
+    try:
+        return _embed(given)
+    except SpecllamaError as error:
+        here = {"embeddings": "-m", "words": "TEXT"}
+        raise error.with_option_names(lambda name, value: here.get(name) or option(name, value)) from error
+
+
+def _embed(given: Mapping[str, Any]) -> int:
     values = resolved(given)
     texts = _texts(values)
     n = values.get("dimensions", 0)

@@ -57,8 +57,8 @@ def models(given: Mapping[str, Any]) -> int:
     }
 
     def lines(width: int | None) -> Iterator[str]:
-        yield from _disk_lines(known, there, machine, width)
-        yield ""
+        if listed := [*_disk_lines(known, there, machine, width)]:
+            yield from (*listed, "")
         for u in begun:
             text = f"unfinished: {u.repo}, {size(u.n_bytes)}; specllama pull resumes it"
             yield from wrapped(text, width, more="  ")
@@ -68,6 +68,9 @@ def models(given: Mapping[str, Any]) -> int:
         rows = [(one["name"], one["model"], size(one["bytes"]), one["licence"]) for one in built_in]
         rows_with = [(*row, state) for row, state in zip(rows, states, strict=True)]
         yield from listing(("name", "model", "size", "licence", ""), rows_with, width)
+        if not there:
+            yield ""
+            yield from wrapped(f"no models in {known.root}; specllama pull NAME downloads one", width)
         if not given.get("on_disk"):
             yield ""
             yield from _known_lines(known, there, machine, width)
@@ -204,8 +207,6 @@ def _disk_lines(
     if rows:
         yield from wrapped(f"on disk, in {known.root}", width)
         yield from listing(head, rows, width, least=(0, 1, 4))
-    else:
-        yield from wrapped(f"no models in {known.root}; specllama pull NAME downloads one", width)
     rows = []
     for file in known.own_files:
         header = _header(file.path)
@@ -217,7 +218,7 @@ def _disk_lines(
         if path := header and find_projector(known, file.path).path:
             rows.append(_projector_row(path))
     if rows:
-        yield from ("", "files of your own")
+        yield from (*([""] if there else []), "files of your own")
         yield from listing(head, rows, width, least=(0, 1, 4))
 
 

@@ -19,7 +19,7 @@ from specllama.gguf.architectures import is_embedder, pooling_of
 from specllama.gguf.check import is_projector
 from specllama.gguf.header import Header, read_model
 from specllama.gguf.projector import read_projector
-from specllama.heads import is_head_file, read_head, unusable_head
+from specllama.heads import file_head, is_head_file, read_head, unusable_head
 from specllama.heads.check import check_draft, check_model
 from specllama.json_types import JsonObject
 from specllama.models.demo import DemoStore
@@ -144,6 +144,7 @@ class Row(NamedTuple):
     text: str = ""
 
 
+_ARGUMENT = "NAME|FILE"  # as the help names it
 AUTO = "auto"  # what -md takes where it is not given
 _LABEL = 10  # columns
 _MOST_BESIDE = 50  # files next to the model whose headers are read
@@ -165,9 +166,9 @@ def show(given: Mapping[str, Any]) -> int:
     """
     known = library()
     try:
-        model = known.find(given["name"], "NAME")
+        model = known.find(given["name"], _ARGUMENT)
     except NetworkError as error:
-        entry = known.parse(given["name"], "NAME").entry
+        entry = known.parse(given["name"], _ARGUMENT).entry
         if entry is None or given.get("json"):
             raise
         return console.report({}, {}, _lines(_known_rows(known, entry, given["name"], error.message)))
@@ -231,11 +232,12 @@ def _rows(
     if embeds:
         makes = "scores of documents" if pooling_of(header, None) == "rank" else "vectors of texts"
         yield Row(None, None, "makes", f"{makes}: specllama embed, or serve --embeddings")
+    head = _head(header, next((draft.where for draft in drafts if draft.name == AUTO), ""))
     trained = f"{header.n_ctx_train} tokens in training" if header.n_ctx_train else "not stated"
     rows = (
         Row("n_ctx_train", header.n_ctx_train or None, "context", trained),
         Row("is_head", is_head),
-        Row("head", _head(header), "head", _head(header)),
+        Row("head", head, "head", head),
         Row("chat_template", header.chat_template is not None, "template", _template(header)),
         Row("tools", _mentions(header, "tools")),
         Row("thinking", _mentions(header, *_THINKS)),
@@ -283,11 +285,13 @@ def params(n: int) -> str:
     return f"{n / one:.3g} {unit}" if n else ""
 
 
-def _head(header: Header) -> str:
+def _head(header: Header, draft: str) -> str:
+    """The head in a model, or else the one that drafts for it by itself. draft: the file that does."""
     with contextlib.suppress(SpecllamaError):
-        head = read_head(header)
-        if head is not None:
+        if (head := read_head(header)) is not None:
             return f"{head.label}, drafts without another model"
+        if os.path.isfile(draft) and (head := file_head(read_model(draft))) is not None:
+            return f"{head.label} in {draft}, drafts without another model"
         if reason := unusable_head(header):
             return f"not usable: {reason}"
     return "none"

@@ -12,6 +12,7 @@ from specllama.config.forms import unescaped
 from specllama.config.load import MAX_THREADS
 from specllama.config.options import MODELS_DIR
 from specllama.config.places import near
+from specllama.config.text_file import check_argument
 from specllama.core.sampling.params import SamplingParams
 from specllama.errors import SpecllamaError, UsageError
 from specllama.json_types import JsonObject
@@ -82,8 +83,20 @@ def sampling(values: Mapping[str, Any]) -> JsonObject:
     return params
 
 
+# What is read as text. The names of files, the others, may have any bytes.
+_TEXTS = (
+    *("words", "prompt", "system_prompt", "query", "stop", "dry_sequence_breakers", "json_schema", "grammar"),
+    *("chat_template", "reasoning_budget_message"),
+)
+
+
 def _with_escapes(given: Mapping[str, Any]) -> OptionValues:
-    """Texts as llama.cpp takes them from a command line: a shell has no easy way to write a newline."""
+    """Texts as llama.cpp takes them from a command line: a shell has no easy way to write a newline. Raises
+    UsageError, for bytes that are no text too.
+    """
+    for name in (name for name in _TEXTS if name in given):
+        for text in [given[name]] if isinstance(given[name], str) else given[name]:
+            check_argument(text, name)
     if given.get("escape") and given.get("no_escape"):
         raise UsageError("-e and --no-escape are both given")
     values = dict(given)

@@ -85,8 +85,8 @@ def sampling(v: Mapping[str, Any]) -> JsonObject:
     """
     with placed(v):
         params = {name: v[name] for name in PARAMETERS if name in v}
-        if "seed" in params and not _is_seed(params["seed"]):
-            del params["seed"]
+        if (seed := PARAMETERS["seed"].checked(params.pop("seed", None))) is not None:
+            params["seed"] = seed
         if "logit_bias" in params:
             params["logit_bias"] = dict(_bias(text) for text in params["logit_bias"])
         if params.get("dry_sequence_breakers") == ["none"]:
@@ -100,16 +100,6 @@ def sampling(v: Mapping[str, Any]) -> JsonObject:
         params |= _structure(v)
         SamplingParams.merge(params)
         return params
-
-
-def _is_seed(value: int) -> bool:
-    """Whether a value is a seed, and not -1, for which a random one is taken. Raises UsageError."""
-    highest = int(PARAMETERS["seed"].highest)
-    if not -1 <= value <= highest:
-        raise UsageError(
-            f"must be a whole number from 0 to {highest}, or -1 for a random one, not {value}", option="seed"
-        )
-    return value != -1
 
 
 @contextlib.contextmanager

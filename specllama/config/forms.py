@@ -52,7 +52,7 @@ def unescaped(text: str, name: str) -> str:
 
     name: of the option. Raises UsageError if the bytes are no text.
     """
-    data = text.encode("utf-8", "surrogateescape")  # an argument may have bytes that are not UTF-8
+    data = text.encode()
     processed = _ESCAPE.sub(_character, data)
     if processed == data:
         return text
@@ -61,9 +61,8 @@ def unescaped(text: str, name: str) -> str:
     )
     if b"\0" in processed:
         raise problem
-    errors = "surrogateescape" if any("\ud800" <= c <= "\udfff" for c in text) else "strict"
     try:
-        return processed.decode("utf-8", errors)
+        return processed.decode()
     except UnicodeDecodeError:
         raise problem from None
 
@@ -238,7 +237,7 @@ def disk_bytes(text: str, name: str = "cache_disk", others: str = "") -> int:
 
 def _size(parse: Callable[[str, str], int]) -> Form:
     def of(given: int | str, name: str) -> int:
-        return parse(given, name) if isinstance(given, str) else int(of_kind(given, name, int))
+        return parse(given if isinstance(given, str) else str(of_kind(given, name, int)), name)
 
     return Form(parse, of, "int | str")
 

@@ -118,8 +118,20 @@ def decoded(data: bytes) -> str:
         at = len(mark) + error.start
         if encoding != "utf-8":
             raise TextProblem(f"it is not whole {encoding[:6].upper()} (at byte {at})") from None
-        line = data.count(10, 0, at) + 1
-        raise TextProblem(f"line {line} is not UTF-8 (byte {at} is 0x{data[at]:02x})") from None
+        raise TextProblem(_not_utf8(data, at)) from None
+
+
+def _not_utf8(data: bytes, at: int) -> str:
+    return f"line {data.count(10, 0, at) + 1} is not UTF-8 (byte {at} is 0x{data[at]:02x})"
+
+
+def check_argument(text: str, name: str) -> None:
+    """Raises UsageError for a text of the command line whose bytes are not UTF-8. name: of the option."""
+    try:
+        text.encode("utf-8", "surrogateescape").decode()
+    except UnicodeDecodeError as error:
+        problem = f": {_not_utf8(error.object, error.start)}"
+        raise UsageError(problem, "convert it to UTF-8", option=name) from None
 
 
 def without_last_newline(text: str) -> str:

@@ -246,9 +246,13 @@ def with_forced_limit(request: Request, n_vocab: int, n_ctx: int) -> Request:
 
 def context_length_error(n_prompt: int, n_ctx: int, at_least: bool = False) -> ContextLengthError:
     """The error for a prompt of `n_prompt` tokens, or at least as many, which the context cannot hold."""
+    hint = f"use {option('n_ctx', n_prompt + 256)} or more"
+    if at_least:
+        uncounted = "its tokens were not counted, and may be several times as many"
+        hint = f"{option('n_ctx', n_prompt)} is the least that could hold it: {uncounted}"
     return ContextLengthError(
         f"the prompt has {'at least ' if at_least else ''}{n_prompt} tokens, which exceeds the available "
         f"context size of {n_ctx}",
-        f"use {option('n_ctx', n_prompt + 256)} or more",
+        hint,
         {"n_prompt_tokens": n_prompt, "n_ctx": n_ctx},
     )

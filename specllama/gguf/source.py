@@ -34,7 +34,7 @@ class GGUFSource(Protocol):
 class FileSource(AbstractContextManager["FileSource"]):
     """A regular file on disk, as a `GGUFSource` and context manager.
 
-    Raises NotFoundError (no such file), GGUFError (not a regular file), UsageError (not readable).
+    Raises NotFoundError (no such file), UsageError (not a regular file, or not readable).
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -48,8 +48,7 @@ class FileSource(AbstractContextManager["FileSource"]):
             message = f"{self.name}: no permission to read the file"
             raise UsageError(message, "Check its owner and mode.") from None
         except NotRegularError as error:
-            message = f"{self.name}: file at byte 0: {error.strerror}"
-            raise GGUFError(message, "Name the .gguf file itself.") from None
+            raise UsageError(f"{self.name}: {error.strerror}", "Name the .gguf file itself.") from None
         except (OSError, ValueError) as error:
             shown = self.name.replace("\0", "\\0") if len(self.name) < 300 else self.name[:300] + "…"
             why = getattr(error, "strerror", "") or error

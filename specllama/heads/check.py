@@ -51,7 +51,8 @@ def check_embedder(header: Header, pooling: str = "auto") -> None:
 def _check_model(header: Header, embeds: bool = False) -> None:
     check.check_architecture(header, embeds)
     if is_head_file(header):
-        raise UsageError(f"{header.path} is a head without a model: it drafts for a target", _NAME_TARGET)
+        hint = "name an embedding model (specllama models)" if embeds else _NAME_TARGET
+        raise UsageError(f"{header.path} is a head without a model: it drafts for a target", hint)
     if not header.tensors:
         what = "a vocabulary-only file" if len(header.tokens) else "a file without weights"
         message = f"{header.path}: tensor_count at byte 8: 0: {what}"

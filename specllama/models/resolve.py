@@ -92,7 +92,8 @@ class Library:
         models_dir: str = "",
     ) -> None:
         self.environ, self._verify = os.environ if environ is None else environ, verify
-        self._models_dir = models_dir
+        self._models_dir = models_dir or self.environ.get(MODELS_DIR, "")
+        self._warned = False
         self.listener = listener or Listener()
         self.root = hub_cache(self.environ)
         self._listings: dict[RepoName, Listing] = {}
@@ -116,13 +117,17 @@ class Library:
     def own_files(self) -> list[OwnFile]:
         """Models with names outside the cache: in models.toml and folders, as of now. Raises ConfigError."""
         known = self.manifest
-        models_dir = self._models_dir or self.environ.get(MODELS_DIR, "")
-        if models_dir and not os.path.isdir(os.path.expanduser(models_dir)):
-            message = f"{models_dir} is no folder of models that can be read"
-            raise ConfigError(message, "name one that there is")
-        folders = [*([models_dir] if models_dir else []), *known.folders]
+        if self._missing_folder:
+            raise ConfigError(self._missing_folder, "name one that there is")
+        folders = [*filter(None, [self._models_dir]), *known.folders]
         taken = {name.lower() for name in (*known.names(), *BUILT_IN)}
         return own_files(known.files, folders, taken)
+
+    @property
+    def _missing_folder(self) -> str:
+        """That the folder of models is missing, in words; "" where it is there, or none is named."""
+        there = not self._models_dir or os.path.isdir(os.path.expanduser(self._models_dir))
+        return "" if there else f"{self._models_dir} is no folder of models that can be read"
 
     def called(self, name: str) -> list[str]:
         """The paths of files in folders of models that are called so, as where two have one name."""
@@ -147,9 +152,14 @@ class Library:
             is_file = there and not os.path.isdir(path)
         except (OSError, ValueError) as error:
             raise UsageError(f"{argument}: {shown(name)} cannot be used: {error}") from None
-        if is_file or path.startswith((os.sep, ".")):
+        is_path = is_file or path.startswith((os.sep, "."))
+        if (is_path or name in BUILT_IN) and self._missing_folder and not self._warned:
+            self._warned = True
+            self.listener.warning(self._missing_folder)
+        if is_path:
             return ParsedName(name)
         if name in BUILT_IN:
+            manifest.check_names(self.environ)
             return ParsedName(name, built_in=name)
         if (own := find_own(self.own_files, name)) is not None:
             return ParsedName(name, file=own.path)
@@ -189,7 +199,7 @@ class Library:
 
     def on_disk(self, parsed: ParsedName, argument: str = "") -> ResolvedModel | None:
         """The model if it is complete on this disk; None if it must be downloaded. Raises NotFoundError for a
-        path that does not exist, and if the demo model is not on disk.
+        path that does not exist, and if the demo model is not on disk; UsageError for a folder.
         """
         if parsed.built_in:
             return ResolvedModel(parsed, str(self.built_in(parsed.built_in)))
@@ -284,6 +294,9 @@ class Library:
 
     def _path(self, parsed: ParsedName, argument: str) -> str:
         name, path = parsed.name, os.path.expanduser(parsed.file or parsed.name)
+        if os.path.isdir(path):
+            hint = f"name a .gguf file in it; or have {MODELS_DIR} or --models-dir name the folder"
+            raise UsageError(f"{argument}: {name} is a folder", f"{hint}: its files are names then")
         if os.path.exists(path):
             return path
         if parsed.file:

@@ -11,7 +11,8 @@ import os
 import socket
 import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from specllama.config.defaults import UNIX
 from specllama.config.text_file import expanded
@@ -113,12 +114,16 @@ def _no_host(host: str) -> UsageError:
     return UsageError(why, _FORMS, option="host")
 
 
-def _of_address(host: str, port: int) -> socket.socket:
+def addresses(host: str, port: int = 0) -> Sequence[Any]:
+    """What a host leads to, as getaddrinfo has it. Raises UsageError where it leads to nothing."""
     try:
-        infos = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        return socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError):
         raise _no_host(host) from None
-    family, kind, protocol, _, address = infos[0]
+
+
+def _of_address(host: str, port: int) -> socket.socket:
+    family, kind, protocol, _, address = addresses(host, port)[0]
     listener = socket.socket(family, kind, protocol)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

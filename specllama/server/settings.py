@@ -12,7 +12,7 @@ from specllama.config.load import LoadSettings
 from specllama.config.text_file import expanded
 from specllama.errors import UsageError, option
 from specllama.server.http.origins import Origins, root_path
-from specllama.server.listening import check_form
+from specllama.server.listening import addresses, check_form
 
 ANY_NAME = "*"
 
@@ -100,6 +100,7 @@ class ServerSettings:
             )
         check_form(self.host)
         if not self.keys and not defaults.is_loopback(self.host):
+            addresses(self.host)  # what leads nowhere needs no key
             raise UsageError(
                 f"{self.host} can be reached from other machines, which needs a key",
                 f"give {option('api_key_file')} or {option('api_key')}, or leave {option('host')} out",

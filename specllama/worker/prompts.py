@@ -418,7 +418,7 @@ def _naming_prediction() -> Iterator[None]:
     except ContextLengthError as error:
         n, n_ctx = error.details["n_prompt_tokens"], error.details["n_ctx"]
         problem = f"the prediction has at least {n} tokens, which exceeds the context size of {n_ctx}"
-        hint = f"send a shorter one, or use {option('n_ctx', n)} or more"
+        hint = f"send a shorter one; {option('n_ctx', n)} is the least that could hold it"
         raise UsageError(problem, hint, {"param": "prediction"}) from None
 
 

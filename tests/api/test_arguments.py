@@ -274,7 +274,9 @@ class TestOptions:
             ({"chat_template": 5}, "chat_template must be a text"),
             ({"exact": "yes"}, "exact must be true or false, not 'yes'"),
             ({"calibrate": 1}, "calibrate must be true or false"),
-            ({"seed": -2}, "seed must be"),
+            ({"seed": 2**64}, f"seed must be a whole number from {-(2**63)} to {2**64 - 1}"),
+            ({"cache_disk": 5}, "cache_disk must be a size with its unit, as 8G or 500M, auto, or 0"),
+            ({"cache_ram": -2}, "cache_ram must be a size with its unit"),
             ({"n_threads": 1.5}, "n_threads must be a whole number"),
             ({"n_threads": 10**6}, "n_threads must be a whole number from 0 to 512"),
             ({"flash_attn": True}, "flash_attn must be a text"),
@@ -398,6 +400,8 @@ class TestPrompts:
         assert prompts.prompt_or_messages(one) == source
         assert prompts.prompt_or_messages([1, 2]) == PromptSource(ids=(1, 2))
         assert prompts.prompt_or_messages({"prompt": "a"}) == PromptSource(text="a")
+        empty = prompts.conversation([{"role": "developer"}, {"role": "user", "content": None}])
+        assert empty.messages == [{"role": "system", "content": ""}, {"role": "user", "content": ""}]
 
     @pytest.mark.parametrize(
         ("given", "needle"),
@@ -410,6 +414,8 @@ class TestPrompts:
             ([{"content": "a"}], r'messages\[0\] must be a dict with a "role"'),
             ([{"role": 5, "content": "a"}], r'messages\[0\] must be a dict with a "role"'),
             ([{"role": "user", "content": "a"}, "b"], r"messages\[1\] must be a dict"),
+            ([{"role": "x", "content": "a"}], r"messages\[0\].role must be one of system, developer, user"),
+            ([{"role": "user", "tool_calls": [{}]}], r"messages\[0\].tool_calls: only an assistant message"),
             ([{"role": "user", "content": 5}], r'messages\[0\]: "content" must be a text, not 5'),
             ([[{"role": "user", "content": "a"}], [5]], r"conversation 1: messages\[0\]"),
         ],
@@ -454,7 +460,7 @@ class TestParameters:
             ({"stop_token_ids": [True]}, "stop_token_ids must be"),
             ({"skip_special_tokens": 1}, "skip_special_tokens must be true or false"),
             ({"repetition_penalty": 0}, "repeat_penalty must be"),
-            ({"seed": -2}, "seed must be"),
+            ({"seed": -(2**63) - 1}, "seed must be"),
             ({"top_k": -2}, "top_k must be"),
         ],
         ids=str,
@@ -478,6 +484,7 @@ class TestParameters:
         assert SamplingParams(**dict.fromkeys(PARAMETERS)) == SamplingParams()
         given = SamplingParams(seed=-1, top_k=-1, repetition_penalty=1.5, stop_token_ids=[3, 4])
         assert given == SamplingParams(top_k=0, repeat_penalty=1.5, stop_token_ids=(3, 4))
+        assert SamplingParams(seed=-5).seed == 2**53 - 5
         assert SamplingParams.merge({"repetition_penalty": 1.5}).repeat_penalty == 1.5
         assert dataclasses.replace(given, seed=3).repeat_penalty == 1.5
 

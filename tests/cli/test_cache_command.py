@@ -169,4 +169,4 @@ def test_answers_without_prompts_are_counted_alone() -> None:
         "uses": 0,
     }
     shown = list(_lines({"states": [one], "bytes": 9, "path": "/kept"}, None))
-    assert shown[0] == "answers of 1 key, 9 bytes, in /kept"
+    assert shown[0] == "1 file of answers to draft from, 9 bytes, in /kept"

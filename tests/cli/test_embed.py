@@ -48,7 +48,9 @@ def test_documents_are_ranked(command: Command, models: Path) -> None:
 
 def test_what_is_refused(command: Command, models: Path) -> None:
     embedder = ("-m", str(models / "embedder.gguf"), "-t", "1")
-    assert_error(command("embed", "a"), 2, "--embeddings needs a model")
+    assert_error(command("embed", "a"), 2, "-m needs a model")
+    assert_error(command("embed", "a", "-m", "no.gguf"), 3, "-m: there is no file no.gguf")
+    assert_error(command("embed", b"a\xff", *embedder), 2, "TEXT: line 1 is not UTF-8 (byte 1 is 0xff)")
     assert_error(command("embed", *embedder), 2, "there is no text")
     for number in ("-1", "0"):
         assert_error(command("embed", *embedder, "a", "--dimensions", number), 2, "--dimensions")

@@ -8,7 +8,7 @@ import pytest
 
 from specllama.cli import models_show
 from specllama.cli.models_show import Machine, fit
-from specllama.data import EMBEDDED_TARGET
+from specllama.data import DEMO_HEAD, EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specllama.gguf.header import read_model
 from specllama.models.memory.plan import DeviceMemory
 from tests.cli.test_pull import FILES, REPOS, Named
@@ -59,7 +59,14 @@ def test_what_fits_depends_on_the_machine() -> None:
 def test_a_model_that_is_not_there(command: Command) -> None:
     shown = command("models", "show", "nothing-of-that-name")
     assert shown.code == 3
-    assert "no model of that name" in shown.err
+    assert "NAME|FILE: there is no file nothing-of-that-name, and no model of that name" in shown.err
+
+
+def test_a_head_that_drafts_by_itself_is_shown() -> None:
+    header = read_model(str(EMBEDDED_TARGET))
+    assert models_show._head(header, "") == models_show._head(header, str(EMBEDDED_DRAFT)) == "none"
+    shown = models_show._head(header, str(DEMO_HEAD))
+    assert shown.endswith(f" in {DEMO_HEAD}, drafts without another model")
 
 
 def test_an_embedding_model_is_no_draft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

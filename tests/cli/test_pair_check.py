@@ -262,9 +262,9 @@ def test_paths_that_are_not_files_are_refused(command: Command) -> None:
     os.mkfifo(command.home / "pipe")
     (command.home / "gone").symlink_to("nowhere")
     cases = {
-        "folder": (6, "not a regular file, but a directory"),
-        "pipe": (6, "not a regular file, but a named pipe"),
-        "/dev/null": (6, "not a regular file, but a device"),
+        "folder": (2, "folder is a folder"),
+        "pipe": (2, "not a regular file, but a named pipe"),
+        "/dev/null": (2, "not a regular file, but a device"),
         "missing.gguf": (3, "there is no file missing.gguf"),
         "gone": (3, "there is no file gone"),
         f"{EMBEDDED[0]}/x": (3, "there is no file"),

@@ -282,7 +282,9 @@ def test_an_unknown_name_is_refused(named: Named) -> None:
 
 def test_the_list(named: Named) -> None:
     empty = named("models")
-    assert empty.out.splitlines()[0].startswith(f"no models in {named.cache}")
+    empty_lines = empty.out.splitlines()
+    assert empty_lines[0] == "used where no model is named: demo, else pydoc"
+    assert f"no models in {named.cache}; specllama pull NAME downloads one" in empty_lines
     assert "llama-3.1-8b (8B)" in empty.out
     assert not any(line.rstrip().endswith(":") for line in empty.out.splitlines())
     offline = named("models", "show", "8B", env={"HF_HUB_OFFLINE": "1"})

@@ -173,6 +173,8 @@ class TestCommand:
         result = command.generate("-p", "zip", "-n", "2", env={"SPECLLAMA_MODEL": None})
         assert "specllama pull demo" in result.lines[0]
         assert result.lines[1].startswith("speculation on: draft pydoc-draft")
+        (line,) = command.generate("-q", "-p", "zip", "-n", "2", env={"SPECLLAMA_MODEL": None}).lines
+        assert line.startswith("warning: the tiny embedded model answers")
 
     def test_a_dry_run_downloads_nothing(self, command: Command) -> None:
         result = command("pull", "demo", "--dry-run")

@@ -156,7 +156,7 @@ class TestCommandLine:
         [
             (("--host", "0.0.0.0"), 2, "--api-key"),
             (("--host", "::"), 2, "--api-key"),
-            (("--host", "example.com"), 2, "--api-key"),
+            (("--host", "no such host"), 2, "no name that leads to one"),
             (("--host", "no such host", "--api-key", "x"), 2, "no such host"),
             (("--host", "192.0.2.1", "--api-key", "x"), 2, "192.0.2.1"),
             (("--host", ""), 2, "--host"),

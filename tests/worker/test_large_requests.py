@@ -120,6 +120,7 @@ class TestRefused:
         assert len(text) < limit(one)
         error = self.refused(one, generate(1, prompt=text))
         assert error["message"].startswith(f"the prompt has at least {N_CTX + 1} tokens")
+        assert "is the least that could hold it: its tokens were not counted" in error["hint"]
         assert calls == []
 
     def test_ids_whose_text_does_not_fit(self, one: Threaded) -> None:

@@ -24,7 +24,6 @@ from specllama.config.options import CHAT
 from specllama.config.store import cache_dir
 from specllama.config.text_file import standard_input
 from specllama.errors import EngineDiedError, NotFoundError, ResourceError, SpecllamaError, UsageError
-from specllama.json_types import without_lone_surrogates
 from specllama.option import OptionValues
 from specllama.text.prompt_parts import reasoning_variables
 from specllama.text.terminal import visible
@@ -64,7 +63,7 @@ def chat(given: Mapping[str, Any]) -> int:
             _may_drop(reader, values.get("drop_oldest", False)), options_of(given, values),
             may_rescue=not values.get("no_save", False),
             flags=dict(params),
-            system=without_lone_surrogates(values["system_prompt"]) if "system_prompt" in values else None,
+            system=values.get("system_prompt"),
         )  # fmt: skip
         engine.load(session.structured)
         if saved is not None:

@@ -346,7 +346,7 @@ def _turns(messages: Sequence[object], key: str) -> list[Turn]:
         try:
             read = wire.from_plain(_Assistant if answers else _Tool if results else _User, message)
         except ValueError as error:
-            raise ValueError(f"{key}[{i}]: {str(error).lstrip('_')}") from None
+            raise ValueError(f"{key}[{i}]: {error}") from None
         text = without_lone_surrogates(read.content)
         if answers:
             turns[-1].answer, turns[-1].calls = text, _calls(f"{key}[{i}]", message)

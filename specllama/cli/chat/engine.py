@@ -31,7 +31,7 @@ from specllama.client.stream import GenerationResult
 from specllama.config import build
 from specllama.config.load import LoadSettings
 from specllama.config.text_file import read_text
-from specllama.core.sampling.params import SamplingParams
+from specllama.core.sampling.params import PARAMETERS, SamplingParams
 from specllama.errors import ContextLengthError, EngineDiedError, SpecllamaError, UsageError
 from specllama.json_types import JsonObject, why_not_json
 
@@ -198,7 +198,11 @@ def assign(params: Mapping[str, Any], name: str, text: str) -> JsonObject:
         return rest
     try:
         changed = {**rest, name: _value(name, text)}
-        SamplingParams.merge(changed)
+        merged = SamplingParams.merge(changed)
+        if name in ("json_schema", "grammar"):
+            from specllama.text.grammar import check  # needs numpy
+
+            check(**{name: getattr(merged, name)})
     except UsageError as error:
         raise UsageError(error.message[:200], error.hint) from None
     return changed
@@ -254,6 +258,8 @@ def _value(name: str, text: str) -> Any:
         value = text
     if name in ("stop", "dry_sequence_breakers") and isinstance(value, str):
         return [value]
+    if name == "seed":
+        return PARAMETERS[name].checked(value)
     return text if name in _TEXTS and not isinstance(value, (str, list)) else value
 
 

@@ -38,8 +38,10 @@ def off_below_zero(value: int) -> int:
 
 
 def random_seed(value: int) -> int | None:
-    """The checked value of seed: None for -1, for which one is drawn."""
-    return None if value == -1 else value
+    """The checked value of seed: None for -1, for which one is drawn; others below 0 as one below 2^53, which
+    programs whose numbers are all floats can send back.
+    """
+    return None if value == -1 else value % 2**53 if value < 0 else value
 
 
 def token_ids(given: Any) -> tuple[int, ...]:
@@ -190,8 +192,8 @@ class SamplingParams:
         UNTIL_STOP, "-n --predict --n-predict", "tokens; -1 until it stops, -2 until the context is full",
         "N", low=UNTIL_CONTEXT_FULL, check=token_limit, api_names="n_predict")
     seed: int | None = _parameter(
-        None, "--seed -s", "seed (default, or -1: a random one, reported)", "N", low=-1, high=2**64 - 1,
-        check=random_seed)
+        None, "--seed -s", "seed (default, or -1: a random one, reported)", "N", low=-(2**63),
+        high=2**64 - 1, check=random_seed)
     temperature: float = _parameter(
         0.8, "--temp --temperature", "0 takes the likeliest token (default {default})", "T", high=10_000,
         step="t", file_key="temp")

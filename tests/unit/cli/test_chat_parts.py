@@ -61,7 +61,7 @@ class TestParts:
             {"messages": [{"role": "user", "content": "x", "name": "y"}]},
             {"messages": [{"role": "user", "content": "x"}] * 2}, {"params": []}, {"params": {"x": 1}},
             {"params": {"top_k": "many"}}, {"params": {"seed": 2**70}}, {"params": {"stop": [1]}},
-            {"models": 5}, {"more": 1},
+            {"models": 5}, {"more": 1}, {"tokens": {"ids": ""}},
         ],
     )  # fmt: skip
     def test_files_with_wrong_fields(self, tmp_path: Path, change: dict[str, Any]) -> None:
@@ -73,6 +73,8 @@ class TestParts:
         with pytest.raises(UsageError, match=r"c\.json") as caught:
             read(str(path))
         assert "\n" not in caught.value.message
+        names = r"\b(_?File|User|Assistant|Tool|EarlierTurn|str|int|dict)\b"
+        assert not re.search(names, caught.value.message)
         assert len(caught.value.message) < 400 + len(str(path))
 
     @pytest.mark.parametrize(

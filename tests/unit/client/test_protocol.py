@@ -163,10 +163,10 @@ def test_a_prompt_of_any_form_arrives_in_its_form(prompt: m.PromptInput, key: st
     message = m.Generate(1, prompt)
     assert decode(encode(message)) == message
     name, body = json.loads(encode(message))
-    with pytest.raises(ValueError, match=f"Generate.prompt: {type(prompt).__name__}: unknown key 'further'"):
+    with pytest.raises(ValueError, match="prompt: unknown key 'further'"):
         decode(json.dumps([name, {**body, "prompt": {**body["prompt"], "further": 1}}]).encode())
     without = {k: v for k, v in body["prompt"].items() if k != key}
-    with pytest.raises(ValueError, match=r"Generate\.prompt"):
+    with pytest.raises(ValueError, match="prompt: "):
         decode(json.dumps([name, {**body, "prompt": without}]).encode())
 
 

@@ -133,6 +133,7 @@ def test_the_letters_of_the_steps_are_their_order() -> None:
 
 def test_a_seed_of_minus_one_is_unset() -> None:
     assert build.sampling({"seed": -1}) == {}
+    assert build.sampling({"seed": -5}) == {"seed": 2**53 - 5}
     assert build.sampling({"seed": 7, "logit_bias": ["5+1", "7-inf"]}) == {
         "seed": 7,
         "logit_bias": {5: 1.0, 7: -float("inf")},

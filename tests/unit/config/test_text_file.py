@@ -134,7 +134,6 @@ def test_a_line_that_the_terminal_has_cut_is_not_used(monkeypatch: pytest.Monkey
         ("\\", "\\"),
         ("é\\n日", "é\n日"),
         ("plain", "plain"),
-        ("\udcff\\n", "\udcff\n"),
     ],
 )
 def test_escapes_are_those_of_llama_cpp(text: str, expected: str) -> None:

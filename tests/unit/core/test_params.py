@@ -20,7 +20,7 @@ BAD = [
     ("presence_penalty", [-101, 101]),
     ("frequency_penalty", [-101, 101, {}]),
     ("max_tokens", [0, -3, 1.5, 2**31, False]),
-    ("seed", [-2, 2**64, 1.0, "7", True]),
+    ("seed", [-(2**63) - 1, 2**64, 1.0, "7", True]),
     ("stop", ["", ["a", ""], [5], 5, {"a": 1}]),
     ("ignore_eos", [1, "yes"]),
     (

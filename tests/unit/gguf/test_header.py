@@ -183,12 +183,12 @@ def test_foreign_files_are_named(data: bytes, message_part: str) -> None:
 
 
 def test_rejects_everything_but_regular_files(tmp_path: Path) -> None:
-    with pytest.raises(GGUFError, match="a directory"):
+    with pytest.raises(UsageError, match="a directory"):
         read_header(tmp_path)
     os.mkfifo(tmp_path / "pipe.gguf")
-    with pytest.raises(GGUFError, match="a named pipe"):
+    with pytest.raises(UsageError, match="a named pipe"):
         read_header(tmp_path / "pipe.gguf")
-    with pytest.raises(GGUFError, match="a device"):
+    with pytest.raises(UsageError, match="a device"):
         read_header("/dev/zero")
     with pytest.raises(NotFoundError, match=r"absent\.gguf"):
         read_header(tmp_path / "absent.gguf")

@@ -9,10 +9,11 @@ import pytest
 
 from specllama.cli.app import run_app
 from specllama.data import EMBEDDED_TARGET
-from specllama.errors import ConfigError, NotFoundError
+from specllama.errors import ConfigError, NotFoundError, UsageError
 from specllama.models.catalogue import scan
 from specllama.models.installed import select
 from specllama.models.resolve import Library
+from tests.support.demo import Notes
 
 
 @pytest.fixture
@@ -27,7 +28,8 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "models"
 
 
-def test_a_folder_of_models(folder: Path, tmp_path: Path) -> None:
+def test_a_folder_of_models(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     environ = {"HF_HUB_CACHE": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1"}
     library = Library(environ=environ, models_dir=str(folder))
     by_name = {file.name: os.path.relpath(file.path, folder) for file in library.own_files}
@@ -55,6 +57,11 @@ def test_a_folder_of_models(folder: Path, tmp_path: Path) -> None:
     assert library.find("new", "-m").path == str(folder / "new.gguf")
     with pytest.raises(ConfigError, match="no folder of models"):
         Library(environ=environ, models_dir=str(tmp_path / "nothing")).find("a", "-m")
+    for name in ("models/a.gguf", "pydoc"):  # what needs no folder
+        listener = Notes()
+        other = Library(listener, environ, models_dir=str(tmp_path / "nothing"))
+        assert other.find(name, "-m").path == other.find(name, "-m").path
+        assert listener.notes == [f"warning: {tmp_path / 'nothing'} is no folder of models that can be read"]
 
 
 def test_a_file_gets_a_name(
@@ -125,6 +132,31 @@ def test_a_project_names_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             Library(environ={}).find("x", "-m")
 
 
+def test_a_folder_is_no_model(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder.parent)
+    for name in (".", "models", str(folder)):
+        with pytest.raises(UsageError, match=f"-m: {name} is a folder") as failed:
+            Library(environ={}).find(name, "-m")
+        assert failed.value.hint.startswith("name a .gguf file in it; or have SPECLLAMA_MODELS_DIR")
+
+
+@pytest.mark.parametrize("name", ["demo", "pydoc"])
+def test_the_own_names_of_specllama_are_not_given_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Whichever of them is asked for, by the file of a project and by that of the user."""
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "models.toml"
+    file.write_text(f"[models.{name}]\nrepo = 'a/b'\n")
+    for environ in ({}, {"SPECLLAMA_MODELS": str(file)}):
+        with pytest.raises(ConfigError, match=f"line 1: {name}: this name belongs to a model of specllama"):
+            Library(environ=environ).parse("pydoc", "-m")
+    file.write_text("[models.x]\nrepo = 'a/b'\n")
+    listener = Notes()
+    assert Library(listener, {}).parse("pydoc", "-m").built_in == "pydoc"
+    assert listener.notes == []
+
+
 def test_words_and_flags_without_a_command(capsys: pytest.CaptureFixture[str]) -> None:
     for arguments, hint in (
         (["rm", "demo"], "it is: specllama models rm demo"),
@@ -135,7 +167,7 @@ def test_words_and_flags_without_a_command(capsys: pytest.CaptureFixture[str]) -
         (["run", "-q", "--seed"], "see specllama run --help"),
         (["models", "--models-dir"], "see specllama models --help"),
         (["models", "list", "--models-dir"], "see specllama models list --help"),
-        (["run", "--seed", "1" * 5000], "from -1 to 18446744073709551615, not one of 5000 digits\n"),
+        (["run", "--seed", "1" * 5000], f"from {-(2**63)} to {2**64 - 1}, not one of 5000 digits\n"),
         (["run", "--temp", "1" * 5000], "must be a number from 0 to 10000, not one of 5000 digits\n"),
         (["tune", "-ngl", "1" * 5000], "must be a number of layers from 0, auto or all, not '1111"),
     ):

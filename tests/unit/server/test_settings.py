@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from typing import Any
 
 import pytest
@@ -19,11 +20,18 @@ class TestSettings:
         assert ServerSettings(load=LOAD, host=host).host == host
 
     @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "example.com"])
-    def test_any_other_host_needs_a_key_which_repr_hides(self, host: str) -> None:
+    def test_any_other_host_needs_a_key_which_repr_hides(
+        self, host: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [()])  # it leads to something
         with pytest.raises(UsageError, match="key"):
             ServerSettings(load=LOAD, host=host)
         settings = ServerSettings(load=LOAD, host=host, keys=("secret",), metrics_key="secret")
         assert "secret" not in repr(settings)
+
+    def test_a_host_that_is_none_is_said_before_a_key_is_asked_for(self) -> None:
+        with pytest.raises(UsageError, match="no such host is no IP address, and no name that leads to one"):
+            ServerSettings(load=LOAD, host="no such host")
 
     def test_a_key_for_the_figures_needs_another_one(self) -> None:
         with pytest.raises(UsageError, match="without keys"):

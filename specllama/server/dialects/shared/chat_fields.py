@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, PrivateAttr, field_validator, model_validator
 
+from specllama.calls.history import Role
 from specllama.client import protocol
 from specllama.errors import UsageError
 from specllama.json_types import JsonObject
@@ -186,7 +187,7 @@ class Message(MessageFields):
         }
     )  # fmt: skip
 
-    role: Literal["system", "developer", "user", "assistant", "tool"]
+    role: Role
     content: Content | None = None
     name: Annotated[str, Field(max_length=256)] | None = None
     refusal: str | None = None

@@ -508,8 +508,7 @@ _OPTIONS = (
 def _read(name: str, value: Any, path: str) -> Any:
     """A field's value in the form of SamplingParams, None for the default. Raises FieldError."""
     if name == "seed":
-        # A negative one is mapped below 2^53: programs whose numbers are all floats send it back.
-        return None if value == -1 else value % 2**53 if value < 0 else value
+        return PARAMETERS[name].checked(value)
     if name == "reasoning_budget":
         return None if value == -1 else value  # as in llama-server: the server's own
     if name == "samplers":
