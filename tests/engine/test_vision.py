@@ -173,6 +173,25 @@ def test_an_unfinished_download(encoder: Open, tmp_path: Path) -> None:
         encoder("gemma3", path)
 
 
+def test_what_a_file_has_for_sound_is_not_read(
+    encoder: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here a damaged encoder of Gemma 4, of which most is missing."""
+
+    def with_sound(p: tiny_mmproj.Projector) -> Path:
+        p.writer.add_bool("clip.has_audio_encoder", True)
+        p.writer.add_string("clip.audio.projector_type", "gemma4a")
+        p.put("a.blk.0.attn_q.weight", np.ones((3, 5)))
+        return write(p)
+
+    write, plain = tiny_mmproj.Projector.write, encoder("gemma3")
+    monkeypatch.setattr(tiny_mmproj.Projector, "write", with_sound)
+    sounds = encoder("gemma3", tiny_mmproj.gemma3(tmp_path / "sound.gguf"))
+    rgb = tiny_mmproj.noise_image(32, 32)
+    (rows,), (expected,) = (one.encode(rgb, 32, 32) for one in (sounds, plain))
+    assert np.array_equal(rows.rows, expected.rows)
+
+
 @pytest.mark.parametrize("name", ["v.patch_embd.weight", "v.blk.0.attn_k.weight", "v.post_ln.weight"])
 def test_tensors_that_do_not_fit_end_no_process(
     name: str, encoder: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -6,10 +6,12 @@
 
 #include "ggml-backend.h"
 #include "ggml.h"
+#include "gguf.h"
 
 #include <cstdarg>
 #include <cstdint>
 #include <cstdio>
+#include <cstring>
 #include <stdexcept>
 #include <vector>
 
@@ -40,6 +42,12 @@ result specllama_checked(const char * name, result (*function)(parameters...),
         specllama_throw("it lacks a tensor (%s)", name);
     }
     return function(arguments...);
+}
+
+// An encoder of sound is not used: as if the file had none, whatever is wrong with it, and it takes no memory.
+inline int64_t specllama_find_key(const gguf_context * file, const char * key) {
+    const bool sound = !strcmp(key, "clip.has_audio_encoder") || !strcmp(key, "clip.has_gen_audio_encoder");
+    return sound ? -1 : gguf_find_key(file, key);
 }
 
 inline void specllama_check_types(const ggml_tensor * node) {
@@ -100,6 +108,7 @@ inline ggml_status specllama_compute(ggml_backend_sched_t scheduler, ggml_cgraph
     return status;
 }
 
+#define gguf_find_key specllama_find_key
 #define ggml_backend_sched_reserve specllama_reserve
 #define ggml_backend_sched_graph_compute specllama_compute
 #define SPECLLAMA_CHECKED(function, ...) specllama_checked(#function, function, __VA_ARGS__)
