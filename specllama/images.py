@@ -7,12 +7,17 @@ image is decoded.
 
 from __future__ import annotations
 
+import atexit
 import base64
 import binascii
+import contextlib
 import errno
+import fcntl
+import functools
 import hashlib
 import io
 import os
+import shutil
 import tempfile
 import threading
 import weakref
@@ -60,10 +65,12 @@ _decoding = threading.BoundedSemaphore(2)  # an image of 20 MP takes 200 MB mean
 _lock = threading.Lock()
 _alive: weakref.WeakValueDictionary[bytes, Image] = weakref.WeakValueDictionary()  # by SHA-256 of their files
 _sizes: dict[str, int] = {}  # bytes of the files of all that are alive
+_PREFIX = "specllama-images-"  # of the folders with these files
 
 
-def load_image(data: bytes, where: str = "") -> Image:
-    """The image that an image file's bytes hold; the same object as long as one of equal bytes is alive.
+def load_image(data: bytes, where: str = "", scope: str = "") -> Image:
+    """The image that an image file's bytes hold; the same object as long as one of equal bytes and the same
+    scope is alive. scope: of whom it is; images of others have another digest, whatever they show.
 
     Orientation by EXIF is applied, as browsers do. Of 16 bits the upper 8 count, and transparency is dropped,
     which leaves the colours that the file has behind it, both as llama-server does but for GIFs. Of an
@@ -74,13 +81,14 @@ def load_image(data: bytes, where: str = "") -> Image:
     name = f"{where}: " if where else ""
     if len(data) > MAX_BYTES:
         raise _too_many_bytes(name)
-    key = hashlib.sha256(data).digest()
+    key = hashlib.sha256(scope.encode())
+    key.update(data)
     with _lock:
-        known = _alive.get(key)
+        known = _alive.get(key.digest())
     if known is not None:
         return known
     pixels, size = _decoded(data, name)
-    return _kept(key, pixels, size)
+    return _kept(key.digest(), pixels, size, scope)
 
 
 def load_image_file(path: str | os.PathLike[str]) -> Image:
@@ -99,11 +107,11 @@ def read_image_file(path: str | os.PathLike[str]) -> bytes:
         raise UsageError(problem, "give the path of an image file") from None
 
 
-def load_image_text(text: str, where: str = "") -> Image:
+def load_image_text(text: str, where: str = "", scope: str = "") -> Image:
     """As load_image, from a `data:` URL in base64, or from base64 alone, as JSON carries images. Raises
     UsageError also for other URLs, none of which is opened.
     """
-    return load_image(bytes_of_text(text, where), where)
+    return load_image(bytes_of_text(text, where), where, scope)
 
 
 def bytes_of_text(text: str, where: str = "") -> bytes:
@@ -262,9 +270,9 @@ def _too_many_bytes(name: str) -> UsageError:
     return UsageError(problem, "make it smaller, or save it as JPEG")
 
 
-def _kept(key: bytes, pixels: bytes, size: tuple[int, int]) -> Image:
+def _kept(key: bytes, pixels: bytes, size: tuple[int, int], scope: str = "") -> Image:
     """The image of these pixels in a temporary file, which the object keeps. key: of its source."""
-    digest = hashlib.sha256(b"%d %d\n" % size + pixels).hexdigest()
+    digest = hashlib.sha256(scope.encode() + b"%d %d\n" % size + pixels).hexdigest()
     with _lock:
         if (known := _alive.get(key)) is not None:
             return known
@@ -281,7 +289,10 @@ def _kept(key: bytes, pixels: bytes, size: tuple[int, int]) -> Image:
 def _written(pixels: bytes) -> str:
     path = ""
     try:
-        fd, path = tempfile.mkstemp(prefix="specllama-image-")
+        place = os.getpid(), tempfile.gettempdir()
+        if not os.path.isdir(_folder(*place)):  # what tidies folders of temporary files has removed it
+            _folder.cache_clear()
+        fd, path = tempfile.mkstemp(dir=_folder(*place))
         with open(fd, "wb") as file:
             file.write(pixels)
     except OSError as error:
@@ -291,6 +302,38 @@ def _written(pixels: bytes) -> str:
         problem = f"an image cannot be written to {tempfile.gettempdir()}: {why}"
         raise ResourceError(problem, "make room there, or set TMPDIR to another folder") from None
     return path
+
+
+@functools.cache
+def _folder(pid: int, parent: str) -> str:
+    """The folder of this process's images, which is locked as long as it runs; first those without a lock are
+    removed, which killed processes have left. Raises OSError.
+    """
+    for left in Path(parent).glob(f"{_PREFIX}*"):
+        if (number := _locked(left)) is not None:
+            shutil.rmtree(left, ignore_errors=True)
+            os.close(number)
+    folder = tempfile.mkdtemp(prefix=_PREFIX, dir=parent)
+    _locked(folder)
+    atexit.register(_remove_folder, folder, pid)
+    return folder
+
+
+def _remove_folder(folder: str, pid: int) -> None:
+    if os.getpid() == pid:  # not in a fork
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _locked(folder: str | os.PathLike[str]) -> int | None:
+    """A descriptor that holds the lock of a folder, None for one that another process has."""
+    with contextlib.suppress(OSError):
+        number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        try:
+            fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return number
+        except OSError:
+            os.close(number)
+    return None
 
 
 def _remove(path: str, pid: int) -> None:

@@ -61,7 +61,7 @@ class EarlierTurn:
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class Image:
-    """A decoded image. digest: SHA-256 of its size and its pixels, hexadecimal. path: a file with width *
+    """A decoded image. digest: SHA-256 of its scope, size and pixels, hexadecimal. path: a file with width *
     height * 3 bytes, red, green and blue of each pixel, row by row; it need not outlast the answer Started,
     Failed, QueriedText or TokenCount.
     """

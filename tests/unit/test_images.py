@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import gc
 import io
+import shutil
 import struct
 import threading
 import zlib
@@ -76,6 +77,33 @@ def test_equal_pixels_have_one_digest_and_equal_bytes_one_object() -> None:
     assert png.marker == f"<__media_{png.digest[:32]}__>"
     assert load_image(saved(image)) is png
     assert load_image(saved(gradient(16, 24))).digest != png.digest
+
+
+def test_images_of_other_scopes_have_nothing_in_common() -> None:
+    data = saved(gradient())
+    mine, theirs = load_image(data, scope="key 1"), load_image(data, scope="key 2")
+    assert len({mine.digest, theirs.digest, load_image(data).digest}) == 3
+    assert load_image(data, scope="key 1") is mine
+    assert Path(mine.path).read_bytes() == Path(theirs.path).read_bytes()
+
+
+def test_files_of_killed_processes_are_removed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    left, held, other = (tmp_path / f"{images._PREFIX}{name}" for name in ("left", "held", "other"))
+    for folder in (left, held):
+        folder.mkdir()
+        (folder / "pixels").write_bytes(b"x")
+    other.write_bytes(b"no folder")
+    assert images._locked(held) is not None, "as the process has that runs"
+    image = load_image(saved(gradient(3, 5)))
+    assert not left.exists()
+    assert (held / "pixels").exists()
+    assert other.exists()
+    folder = Path(image.path).parent
+    assert folder.parent == tmp_path
+    assert images._locked(folder) is None
+    shutil.rmtree(folder)
+    assert Path(load_image(saved(gradient(5, 3))).path).exists()
 
 
 def test_the_file_goes_with_the_object() -> None:

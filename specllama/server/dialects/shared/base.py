@@ -263,9 +263,14 @@ class ApiRequest:
         elif marker:
             body.place_images({one.number: marker for one in given}, ())
         else:
-            images = await self._shared.images.read(given)
+            images = await self._shared.images.read(given, self._image_scope)
             texts = {one.number: image.marker for one, image in zip(given, images, strict=True)}
             body.place_images(texts, images)
+
+    @property
+    def _image_scope(self) -> str:
+        """Of the images of this key, so that what is kept of another one's is not used for them."""
+        return "" if self.settings.share_cache or not self.owner else self.scopes.of(self.owner) or self.owner
 
     async def prompt_length(self, chat: protocol.ChatInput) -> int:
         """Number of tokens of the prompt of a chat. Raises the errors that generating would raise."""

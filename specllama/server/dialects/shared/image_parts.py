@@ -170,19 +170,23 @@ class BodyImages(RequestBody):
 
 _URL_HINT = "images at an address are read only where the server was started with --allow-image-urls"
 _FEWER = "leave out those that no longer matter"
+_MOST_KEPT = 64 << 20  # bytes of the pixels of images that no request has
 
 
 class ImageReader:
-    """Reads the images of all requests. urls: whether addresses on the web are read."""
+    """Reads the images of all requests, and keeps the last ones: a conversation sends its images with each
+    turn. urls: whether addresses on the web are read.
+    """
 
     def __init__(self, urls: bool) -> None:
         self._urls = urls
         self._turns = asyncio.Semaphore(4)  # requests whose images are read at once
         self._held = 0  # characters of all images that wait for that
+        self._kept = dict[str, Image]()  # by digest, the one used last at the end
 
-    async def read(self, given: Sequence[GivenImage]) -> list[Image]:
-        """The decoded images of a request, in order. Raises FieldError for what is no image, and for too
-        many; ResourceError without room for them, BusyError while too many wait.
+    async def read(self, given: Sequence[GivenImage], scope: str = "") -> list[Image]:
+        """The decoded images of a request, in order. scope: of whoever sent it. Raises FieldError for what is
+        no image, and for too many; ResourceError without room for them, BusyError while too many wait.
         """
         self._check(given)
         size = sum(len(image.text) for image in given)
@@ -191,7 +195,7 @@ class ImageReader:
         self._held += size
         try:
             async with self._turns:
-                return [image async for image in self._decoded(given)]
+                return [image async for image in self._decoded(given, scope)]
         finally:
             self._held -= size
 
@@ -208,26 +212,33 @@ class ImageReader:
             if problem:
                 raise unusable(image, problem)
 
-    async def _decoded(self, given: Sequence[GivenImage]) -> AsyncIterator[Image]:
+    async def _decoded(self, given: Sequence[GivenImage], scope: str) -> AsyncIterator[Image]:
         """Each of them, in order. Raises as `read` does."""
         n_pixels = 0
         for one in given:
-            image = await asyncio.to_thread(self._one, one)
+            image = await asyncio.to_thread(self._one, one, scope)
             n_pixels += image.width * image.height
             if n_pixels > MAX_ALL_PIXELS:
                 n = MAX_ALL_PIXELS // 1000**2
                 why = f"the images of a request may have {n} million pixels together, these have more"
                 raise FieldError(f"{one.path}: {why}: {_FEWER}, or send smaller ones", one.param)
+            self._keep(image)
             yield image
 
-    def _one(self, given: GivenImage) -> Image:
+    def _keep(self, image: Image) -> None:
+        self._kept.pop(image.digest, None)
+        self._kept[image.digest] = image
+        while sum(3 * one.width * one.height for one in self._kept.values()) > _MOST_KEPT:
+            del self._kept[next(iter(self._kept))]
+
+    def _one(self, given: GivenImage, scope: str) -> Image:
         """Raises FieldError, ResourceError."""
         try:
             if _is_url(given.text):
                 from specllama.server.image_urls import ImageFetcher
 
-                return load_image(ImageFetcher().get(given.text))
-            return load_image_text(given.text)
+                return load_image(ImageFetcher().get(given.text), scope=scope)
+            return load_image_text(given.text, scope=scope)
         except UsageError as error:
             raise unusable(given, f"{error.message}; {error.hint}") from None
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import gc
 import io
+import weakref
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from PIL import Image as pillow
 
+from specllama.client.protocol import Image
 from specllama.config.load import LoadSettings, ModelSettings
 from specllama.errors import BusyError
 from specllama.images import MAX_IMAGES
@@ -87,6 +90,23 @@ def test_the_pixels_of_a_request_are_bounded(monkeypatch: pytest.MonkeyPatch) ->
     error = refused(given(*[png()] * 5))
     assert "million pixels together" in error.message
     assert error.details["param"] == "messages[2].param"
+
+
+def test_the_last_images_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next turn of a conversation sends them again. Those of another key are not used."""
+    monkeypatch.setattr(image_parts, "_MOST_KEPT", 40)
+    reader = ImageReader(False)
+
+    def read(colour: str, scope: str = "") -> Image:
+        return asyncio.run(reader.read(given(png(colour)), scope))[0]
+
+    first = weakref.ref(read("teal"))
+    assert read("teal") is first()
+    assert read("teal", "key 2") is not first()
+    assert first() is not None, "two of them have 36 bytes"
+    read("navy")
+    gc.collect()
+    assert first() is None
 
 
 def test_a_model_that_is_being_loaded_may_read_images() -> None:
