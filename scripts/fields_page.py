@@ -193,7 +193,7 @@ context | [1] | send the conversation to `/api/chat`
 _OPTIONS = """
 num_keep | 5 | texts end where the context is full, and are not shifted
 seed | 7 |
-num_predict | 5 |
+num_predict | 5 | 0 and less: no limit, as in Ollama
 draft_num_predict | 4 | as `speculation.max`; 0: no drafts
 top_k | 5 |
 top_p | 0.5 |

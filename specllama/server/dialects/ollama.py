@@ -34,7 +34,6 @@ from specllama.server.dialects.shared.chat_fields import (
 from specllama.server.dialects.shared.conversation import MAX_IMAGES, MAX_MESSAGES, ReadConversation
 from specllama.server.dialects.shared.embedding import TextList, texts_of
 from specllama.server.dialects.shared.fields import (
-    SMALL,
     WHOLE_ITEMS,
     AtMost,
     FieldError,
@@ -46,6 +45,7 @@ from specllama.server.dialects.shared.figures import add_figures, described
 from specllama.server.dialects.shared.image_parts import images_of_field
 from specllama.server.dialects.shared.sampling_fields import (
     GenerationFields,
+    IgnoredLoadOptions,
     KeepAlive,
     ModelName,
     ParameterReader,
@@ -55,33 +55,17 @@ from specllama.server.dialects.shared.structured import Format, Restriction
 from specllama.server.dialects.shared.writer import AnswerOptions, AnswerWriter
 from specllama.server.http.body import MAX_VALUES
 
-Size = Annotated[int, Field(ge=-1, lt=2**31)]
 Limit = Annotated[int, Field(ge=UNTIL_CONTEXT_FULL, lt=2**31)]
 
 
-class OllamaOptions(ParameterReader):
-    """num_predict: 0 or less for no limit. top_k: 0 or -1 switch it off. seed: -1 for a random one. Load
-    options (num_ctx and those after it) have no effect: they are set when the server is started.
+class OllamaOptions(ParameterReader, IgnoredLoadOptions):
+    """num_predict: 0 or less for no limit, as in Ollama. top_k: 0 or -1 switch it off. seed: -1 for a random
+    one. Options of loads have no effect: they are set when the server is started.
     """
 
     num_predict: Limit | None = None
     max_tokens: Limit | None = None
     n_predict: Limit | None = None
-    num_ctx: Size | None = None
-    num_batch: Size | None = None
-    num_gpu: Size | None = None
-    main_gpu: Size | None = None
-    num_thread: Size | None = None
-    num_keep: Size | None = None
-    numa: bool | None = None
-    low_vram: bool | None = None
-    f16_kv: bool | None = None
-    logits_all: bool | None = None
-    vocab_only: bool | None = None
-    embedding_only: bool | None = None
-    use_mmap: bool | None = None
-    use_mlock: bool | None = None
-    penalize_newline: bool | None = None
 
     path: ClassVar[str] = "options."
     field_names: ClassVar[Mapping[str, str]] = {"json_schema": "format", "max_tokens": "options.num_predict"}
@@ -223,7 +207,7 @@ class EmbedRequest(RequestBody):
     truncate: bool = True
     dimensions: Annotated[int, Field(ge=0, lt=2**20)] = 0
     keep_alive: KeepAlive = None
-    options: Annotated[JsonObject, SMALL] | None = None
+    options: IgnoredLoadOptions | None = None
 
 
 class ShowRequest(RequestBody):
@@ -234,7 +218,7 @@ class ShowRequest(RequestBody):
     verbose: bool | None = None
     system: str | None = None
     template: str | None = None
-    options: Annotated[JsonObject, SMALL] | None = None
+    options: IgnoredLoadOptions | None = None
 
 
 class RefusedRequest(RequestBody):

@@ -75,7 +75,7 @@ TopLogprobs = Annotated[int, Field(ge=0, le=MAX_TOP)]
 Count = Annotated[int, Field(ge=-2, lt=2**31)]
 Milliseconds = Annotated[int, Field(ge=-1, lt=2**53)]
 ModelName = Annotated[str, Field(max_length=512)]
-ContextLength = Annotated[int, Field(ge=-1, lt=2**31)]
+Size = Annotated[int, Field(ge=-1, lt=2**31)]
 TokenIds = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], AtMost(MAX_STOPS), WHOLE_ITEMS]
 _EMPTY_IS_ABSENT = ("grammar", "logit_bias")
 
@@ -437,9 +437,30 @@ class GenerationFields(StructuredFields):
         return 0
 
 
+class IgnoredLoadOptions(Body):
+    """Ollama's options of loads, without effect: they are set when the server is started."""
+
+    num_ctx: Size | None = None
+    num_batch: Size | None = None
+    num_gpu: Size | None = None
+    main_gpu: Size | None = None
+    num_thread: Size | None = None
+    num_keep: Size | None = None
+    numa: bool | None = None
+    low_vram: bool | None = None
+    f16_kv: bool | None = None
+    logits_all: bool | None = None
+    vocab_only: bool | None = None
+    embedding_only: bool | None = None
+    use_mmap: bool | None = None
+    use_mlock: bool | None = None
+    penalize_newline: bool | None = None
+
+
 class SamplingFields(ParameterReader, GenerationFields):
-    """The parameters of a generation. n_predict: 0 only evaluates the prompt, for later requests.
-    limit_fields: those with the limit of the text, that of the API itself first.
+    """The parameters of a generation. n_predict: 0 only evaluates the prompt, for later requests. options:
+    Ollama's place for them; those of loads stay there. limit_fields: those with the limit of the text, that
+    of the API itself first.
     """
 
     limit_fields: ClassVar[Sequence[str]] = ("max_tokens", "n_predict")
@@ -448,7 +469,8 @@ class SamplingFields(ParameterReader, GenerationFields):
     timings_per_token: bool = False
     return_progress: bool = False
     verbose: bool | None = None
-    num_ctx: ContextLength | None = None
+    num_ctx: Size | None = None
+    options: IgnoredLoadOptions = IgnoredLoadOptions()
 
     @classmethod
     def prepared(cls, data: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -173,7 +173,7 @@ MAX_CHOICES, MAX_CHOICE = 256, 1024
 _DOUBLE = "::="  # a grammar that contains it is read as GBNF
 Text = Annotated[str, Field(max_length=MAX_JSON)]
 SchemaOrText = Text | Annotated[JsonObject, SMALL]
-Choices = Annotated[list[Annotated[str, Field(max_length=MAX_CHOICE)]], AtMost(MAX_CHOICES)]
+Choices = Annotated[list[Annotated[str, Field(max_length=MAX_CHOICE)]], AtMost(MAX_CHOICES, 1)]
 
 
 class StructuredOutputs(Body):
@@ -256,7 +256,7 @@ class StructuredFields(NestedFields):
         return [
             Restriction(field, _KINDS[kind](field, value))
             for field, kind, value in given
-            if value not in (None, False, "", [])
+            if value not in (None, False, "")
         ]
 
 

@@ -238,7 +238,7 @@ def test_unknown_values_of_include_are_named() -> None:
         ({"structured_outputs": {"regex": "a\nb"}}, {"grammar": r"start: /a\nb/"}),
         ({"guided_grammar": 'root ::= "a"'}, {"grammar": 'root ::= "a"'}),
         ({"structured_outputs": {"grammar": 'root ::= "a"'}}, {"grammar": 'root ::= "a"'}),
-        ({"guided_json": None, "guided_choice": [], "structured_outputs": {}}, {}),
+        ({"guided_json": None, "guided_choice": None, "structured_outputs": {}}, {}),
     ],
 )
 def test_vllms_fields_restrict_the_text(api: str, fields, params) -> None:
@@ -254,6 +254,8 @@ def test_vllms_fields_restrict_the_text(api: str, fields, params) -> None:
         ({"guided_json": "nonsense"}, "guided_json"),
         ({"guided_json": "[1]"}, "guided_json"),
         ({"guided_regex": "a", "guided_choice": ["b"]}, "guided_regex"),
+        ({"guided_choice": []}, "guided_choice"),
+        ({"structured_outputs": {"choice": []}}, "structured_outputs.choice"),
         ({"structured_outputs": {"structural_tag": {"a": 1}}}, "structured_outputs.structural_tag"),
         ({"structured_outputs": {"json": 5}}, "structured_outputs.json"),
         ({"stop_token_ids": [-1]}, "stop_token_ids[0]"),
@@ -361,11 +363,16 @@ def test_options_are_an_object(api: str) -> None:
     body(api, options=None)  # as clients written in Go send none
 
 
-@pytest.mark.parametrize("api", ["ollama", "generate"])
+@every
 def test_options_of_ollama(api: str) -> None:
-    read_body = body(api, options={"num_gqa": 8, "rope_frequency_base": 1e6, "tfs_z": 1.0})
+    options = {"num_gqa": 8, "num_thread": 2, "rope_frequency_base": 1e6, "tfs_z": 1.0, "use_mmap": True}
+    read_body = body(api, options=options)
     assert read_body.ignored_fields == ("options.num_gqa", "options.rope_frequency_base")
     assert asked(api, options={"seed": -5}).params["seed"] < 2**53
+    for name, value in (("num_thread", "two"), ("use_mmap", 1), ("num_ctx", "big"), ("low_vram", [])):
+        with pytest.raises(FieldError, match=f"options.{name}: must be ") as caught:
+            body(api, options={name: value})
+        assert caught.value.details["param"] == f"options.{name}"
 
 
 def test_negative_seeds_are_mapped_below_2_53() -> None:

@@ -14,7 +14,12 @@ from specllama.errors import AccessError, BusyError, EngineDiedError
 from specllama.models.catalogue import ModelDetails
 from specllama.server.app import ERRORS
 from specllama.server.dialects import ollama as routes
-from specllama.server.dialects.ollama import OllamaChatRequest, OllamaGenerateRequest, ShowRequest
+from specllama.server.dialects.ollama import (
+    EmbedRequest,
+    OllamaChatRequest,
+    OllamaGenerateRequest,
+    ShowRequest,
+)
 from specllama.server.dialects.shared.fields import FieldError, checked
 from tests.support.generations import text_only
 from tests.support.loads import load_info
@@ -171,7 +176,11 @@ class TestFields:
         assert (generation.chat.messages, generation.chat.prefix) == (ASKED, "and")
 
     def test_show_takes_either_name(self) -> None:
-        assert checked(ShowRequest, {"name": "m", "verbose": True, "options": {"a": 1}}).name == "m"
+        asked = checked(ShowRequest, {"name": "m", "verbose": True, "options": {"a": 1}})
+        assert (asked.name, asked.ignored_fields) == ("m", ("options.a",))
+        for model in (ShowRequest, EmbedRequest):
+            with pytest.raises(FieldError, match=r"options\.num_gpu: must be "):
+                checked(model, {"options": {"num_gpu": "all"}})
 
 
 class TestHistory:
