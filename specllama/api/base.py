@@ -314,7 +314,9 @@ class Tokenizer:
         **variables: Any,
     ) -> str | list[int]:
         """Messages and the beginning of their answer, through the chat template: ids, or a text with
-        tokenize=False. variables: of the template. Raises UsageError and TemplateError.
+        tokenize=False. add_generation_prompt: must be True, since the text always ends with that beginning;
+        False is the default of Transformers' method. variables: of the template. Raises UsageError and
+        TemplateError.
         """
         if not add_generation_prompt:
             raise UsageError("messages end with the beginning of an answer", "add add_generation_prompt=True")

@@ -14,7 +14,7 @@ from specllama.clock import running_time
 from specllama.core.engine import Engine
 from specllama.core.prefix.store import Slot, empty
 from specllama.core.prefix.stored import as_ids
-from specllama.errors import EngineError, NotSupportedError, UsageError
+from specllama.errors import NotSupportedError, ResourceError, UsageError
 from specllama.models.memory.available import available_memory
 from specllama.prefix_disk.disk_store import PrefixRecord, read_slot_file, write_slot_file
 from specllama.prefix_disk.state_file import BadStateFileError
@@ -33,7 +33,7 @@ class SlotActions:
         self.waiting: list[protocol.SlotAction] = []
 
     def act(self, action: protocol.SlotAction) -> bool:
-        """Act if the slot is idle; whether it was. Raises UsageError, EngineError, NotSupportedError."""
+        """Act if the slot is idle; whether it was. Raises UsageError, ResourceError, NotSupportedError."""
         if not 0 <= action.slot < len(self._engine.slots):
             raise UsageError("Invalid slot ID")
         slot = self._engine.slots[action.slot]
@@ -61,7 +61,7 @@ class SlotActions:
         if target.size(slot.seq_id) <= available_memory():
             saved = target.save(slot.seq_id)
         if saved is None:
-            raise EngineError("there is not enough memory to save the slot")
+            raise ResourceError("there is not enough memory to save the slot")
         draft = self._store.copies.draft_of(slot) if self._draft_part else None
         parts = text_parts(saved, slot.partials, draft, self._draft_part)
         seconds = min(len(slot.ids) * self._store.row_seconds, 1e8)
@@ -69,7 +69,7 @@ class SlotActions:
         try:
             return len(slot.ids), write_slot_file(Path(action.path), record, self._key, self._model)
         except OSError as error:
-            raise EngineError(f"the slot cannot be saved: {error.strerror or error}") from None
+            raise ResourceError(f"the slot cannot be saved: {error.strerror or error}") from None
 
     def _restore(self, slot: Slot, action: protocol.SlotAction) -> tuple[int, int]:
         """The number of its tokens, and the bytes read. What the slot holds is kept as where another request
