@@ -8,8 +8,8 @@ SpecllamaError                      1   500   the base class
 ├── NotFoundError                   3   404   no such model, file, quant or alias
 ├── AccessError                     4   401   gated, private or unauthorised
 ├── NetworkError                    5   502   the hub or an RPC worker cannot be reached
-├── IntegrityError                  6   500   a wrong hash, a damaged file, or one of another format
-│   ├── GGUFError                   6   500   a bad GGUF header: names the field and its offset
+├── IntegrityError                  6   503   a wrong hash, a damaged file, or one of another format
+│   ├── GGUFError                   6   503   a bad GGUF header: names the field and its offset
 │   └── TemplateError               6   400   the model's chat template fails, or refuses the messages
 ├── IncompatiblePairError           7   400   target and draft do not share a vocabulary
 ├── ResourceError                   8   503   memory, disk or port
@@ -202,6 +202,7 @@ class NetworkError(SpecllamaError):
 
 class IntegrityError(SpecllamaError):
     exit_code = 6
+    http_status = 503
 
 
 class GGUFError(IntegrityError):

@@ -19,14 +19,13 @@ from specllama.data import EMBEDDED_TARGET
 from specllama.errors import NotFoundError, SpecllamaError
 from specllama.models.demo import DemoStore
 from specllama.models.installed import installed_models
-from specllama.models.names import DEMO, PYDOC, shown
+from specllama.models.names import DEMO, PYDOC, shown, spellings
 from specllama.models.quants import is_head_name
 from specllama.models.resolve import Library
 from specllama.text.reasoning import TAGS
 
 MAX_ASKED = 512  # characters of a name that a client asks for
 _LISTED = 12  # names in a message
-_ANY_TAG = ":latest"  # Ollama's clients add it to names without a tag
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +83,8 @@ class Catalogue:
         """The models of this name or id, in capitals or not; one that is written exactly so alone."""
         if exact := [model for model in self.models if model.id == name]:
             return exact[-1:]
-        asked = name.lower()
-        return self._by_name.get(asked) or self._by_name.get(asked.removesuffix(_ANY_TAG)) or []
+        known = (self._by_name.get(one) for one in spellings(name.lower()))
+        return next(filter(None, known), [])
 
     def find(self, name: str) -> CatalogueModel | None:
         """The model of this name or id, in capitals or not, on disk or known; None for several on disk."""
@@ -197,7 +196,8 @@ _MOST = 1024  # models whose details are kept
 @dataclass(frozen=True, slots=True)
 class ModelDetails:
     """quant: as llama.cpp names it. template: the source of the chat template, "" without one; reasons:
-    whether it knows reasoning. problem: why the file is unusable, "" if its header can be read; embeds: by it
+    whether it knows reasoning. problem: why the file is no model that can be loaded, by its header, None for
+    one that is; embeds: it makes vectors.
     """
 
     architecture: str = ""
@@ -207,7 +207,7 @@ class ModelDetails:
     n_vocab: int = 0
     template: str = ""
     reasons: bool = False
-    problem: str = ""
+    problem: SpecllamaError | None = None
     embeds: bool = False
 
 
@@ -223,8 +223,8 @@ class DetailsReader:
         try:
             status = os.stat(path)
             key = (path, status.st_size, status.st_mtime_ns)
-        except OSError as error:
-            return ModelDetails(problem=f"{path} cannot be read: {error.strerror or error}")
+        except OSError:
+            return _read(path)
         with self._lock:
             if key not in self._known:
                 if len(self._known) >= _MOST:
@@ -236,11 +236,13 @@ class DetailsReader:
 def _read(path: str) -> ModelDetails:
     from specllama.gguf.architectures import is_embedder
     from specllama.gguf.header import read_model  # needs numpy
+    from specllama.heads.check import check_embedder, check_model
 
+    details = ModelDetails()
     try:
         header = read_model(path)
         template = header.chat_template or ""
-        return ModelDetails(
+        details = ModelDetails(
             header.architecture,
             header.n_params,
             header.quant,
@@ -250,5 +252,7 @@ def _read(path: str) -> ModelDetails:
             any(tag in template for tag in TAGS) or choose(template).reasons,
             embeds=is_embedder(header),
         )
+        (check_embedder if details.embeds else check_model)(header)
     except SpecllamaError as error:
-        return ModelDetails(problem=error.message)
+        return replace(details, problem=error)
+    return details

@@ -23,6 +23,7 @@ _TAG = re.compile(r"[A-Za-z0-9][\w.+-]{0,63}", re.ASCII)
 _SHAPE = re.compile(r"([^/@:]+/[^/@:]+?)(?:@([^:]*))?(?::(.*))?", re.DOTALL)
 _PAGES = ("blob", "resolve", "raw", "tree")  # in the addresses of the hub's pages and files
 _HOSTS = ("hf.co", "huggingface.co", "www.huggingface.co")
+_ANY_TAG = ":latest"  # Ollama's clients add it to names without a tag
 _FORM = "hf:user/repo, user/repo:Q4_K_M, user/repo:file.gguf or user/repo@revision"
 
 
@@ -134,6 +135,14 @@ def check_file(path: str) -> None:
     odd = any(part in ("", ".", "..") or len(part.encode("utf-8", "replace")) > 255 for part in parts)
     if odd or len(path) > MAX_FILE or "\\" in path or ":" in path or not path.isprintable():
         raise UsageError(f"{shown(path)} cannot be a file of a repository")
+
+
+def spellings(name: str) -> list[str]:
+    """A name that a client asks for, and those that it may stand for: without Ollama's tag, and without the
+    ending of the file.
+    """
+    short = name.removesuffix(_ANY_TAG)
+    return [name, short, short.removesuffix(".gguf")]
 
 
 def shown(text: str) -> str:

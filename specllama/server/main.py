@@ -22,7 +22,7 @@ import uvicorn
 
 from specllama.client.model_info import LoadInfo
 from specllama.clock import run
-from specllama.errors import EngineDiedError
+from specllama.errors import EngineDiedError, SpecllamaError
 from specllama.models.resolve import Library
 from specllama.server.app import ERRORS, build
 from specllama.server.http.access import unexpected
@@ -176,6 +176,8 @@ async def _say_ready(models: ModelPool, ready: Callable[[LoadInfo, str], None], 
     gc.freeze()  # objects made at start stay: later collections can skip them
     ready(models.default.supervisor.info, url)
     notify(f"READY=1\nSTATUS=serving {models.default.name}")
+    with contextlib.suppress(SpecllamaError):  # a request for the list gets it, too
+        await models.listed()  # which reports damaged files
 
 
 @contextlib.contextmanager

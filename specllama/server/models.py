@@ -136,6 +136,7 @@ class ModelPool:
         self._make = make
         self._library = library if settings.others is not None else None
         self._say, self._pulls = say, dict[str, Pull]()  # by the model's id
+        self._reported = set[str]()  # problems of files
         self._details = catalogue.DetailsReader()
         self._catalogue, self._scanned = catalogue.Catalogue(), -_RESCAN_SECONDS
         self._scanning = asyncio.Lock()
@@ -189,26 +190,25 @@ class ModelPool:
 
     async def look_up(self, name: str | None) -> None:
         """Scan the disk if this name is not known. Call it before `service` for a name from a client."""
-        if name is None or self._library is None or self.settings.has_name(name):
-            return
-        if name in self.settings.embedder_names:
+        settings = self.settings
+        if name is None or self._library is None or settings.has_name(name) or settings.names_embedder(name):
             return
         entry = self._catalogue.find(name)
         if entry is None or not entry.on_disk:
             await self._rescan(_RESCAN_SECONDS)
 
-    def service(self, name: str | None, exact: bool = False) -> Service:
-        """The model with this name, loaded or not; for None, `current`. A server of a single model accepts
-        any name, as llama-server does, unless its settings or `exact` forbid it. Raises NotFoundError.
+    def service(self, name: str | None) -> Service:
+        """The model that a name means on all routes, loaded or not; for None, `current`. A server of a single
+        model accepts any name, as llama-server does, unless its settings forbid it. Raises NotFoundError.
         """
         if name is None:
             return self.current
         if self.settings.has_name(name):
             return self.default
-        if self.embedder is not None and name.removesuffix(":latest") in self.settings.embedder_names:
+        if self.embedder is not None and self.settings.names_embedder(name):
             return self.embedder
         if self.pinned:
-            if ANY_NAME in self.settings.names or not (exact or self.settings.strict_model):
+            if ANY_NAME in self.settings.names or not self.settings.strict_model:
                 return self.default
             raise catalogue.not_found(name, self.settings.shown_names)
         entry = self._catalogue.find(name)
@@ -258,7 +258,9 @@ class ModelPool:
             raise UsageError(f"{service.name} is an embedding model: {how}")
 
     async def listed(self) -> list[ListedModel]:
-        """All models: loaded ones first, then others on disk, then models that are only known."""
+        """All models: loaded ones first, then others on disk, then models that are only known. Files that
+        cannot be loaded are left out; a line says once of each that it is damaged.
+        """
         await self._rescan(_RESCAN_SECONDS)
         entries = [listed(self.default, name) for name in self.default.names]
         own = {self.default, self.embedder}
@@ -267,8 +269,13 @@ class ModelPool:
         if self.embedder not in (None, self.default):
             entries += [listed(self.embedder, self.embedder.name)]
         for model in self._catalogue.models:
-            key = _key(model.path) if model.on_disk else ""
-            embeds = (await self.details(model)).embeds if model.on_disk else bool(_EMBEDS.search(model.id))
+            key, embeds = _key(model.path) if model.on_disk else "", bool(_EMBEDS.search(model.id))
+            if model.on_disk and key not in taken:
+                details = await self.details(model)
+                embeds, loaded = details.embeds, key in others and others[key].lease.state != "unloaded"
+                if details.problem is not None and not loaded:
+                    self._report(model, details.problem)
+                    continue
             if (service := others.pop(key, None)) is not None:
                 entries.append(replace(listed(service, service.name), embeds=embeds))
             elif key not in taken:
@@ -279,6 +286,12 @@ class ModelPool:
         entries += [listed(service, service.name) for service in gone]
         current = self.current.name
         return sorted(entries, key=lambda m: (not m.on_disk, m.embeds, not m.loaded, m.name != current))
+
+    def _report(self, model: catalogue.CatalogueModel, problem: SpecllamaError) -> None:
+        """Say why a file is not listed, unless it is whole and something else than a model."""
+        if isinstance(problem, IntegrityError) and problem.message not in self._reported:
+            self._reported.add(problem.message)
+            self._say(f"{model.id} is left out of the list of models: {problem.message}")
 
     def fits(self, model: ListedModel) -> bool | None:
         """Whether the memory here has room for a model, by its file's size; None where that is unknown."""
@@ -291,10 +304,10 @@ class ModelPool:
         return await asyncio.to_thread(self._details.of, model.path)
 
     async def unloaded(self, service: Service) -> tuple[catalogue.ModelDetails, int]:
-        """Details from the header, and the context size that a load would give. Raises IntegrityError."""
+        """Details from the header, and the context size that a load would give. Raises what a load would."""
         details = await self.details(service.model)
-        if details.problem:
-            raise IntegrityError(details.problem)
+        if details.problem is not None:
+            raise SpecllamaError.from_dict(details.problem.to_dict())
         others = self.settings.others or self.settings.load
         return details, others.target.n_ctx or min(details.n_ctx_train or N_CTX_DEFAULT, N_CTX_DEFAULT)
 

@@ -11,6 +11,7 @@ from specllama.config import defaults
 from specllama.config.load import LoadSettings
 from specllama.config.text_file import expanded
 from specllama.errors import UsageError, option
+from specllama.models.names import spellings
 from specllama.server.http.origins import Origins, root_path
 from specllama.server.listening import addresses, check_form
 
@@ -126,6 +127,9 @@ class ServerSettings:
         return self.shown_names[0]
 
     def has_name(self, name: str) -> bool:
-        """Whether this is a name of the model, apart from "*". Ollama's clients append ":latest"."""
-        known = {*self.shown_names, *self.names, *self.called}
-        return name in known or name.removesuffix(":latest") in known
+        """Whether this is a name of the model, apart from "*"."""
+        return not {*self.shown_names, *self.names, *self.called}.isdisjoint(spellings(name))
+
+    def names_embedder(self, name: str) -> bool:
+        """Whether this is a name of the embedding model."""
+        return not set(self.embedder_names).isdisjoint(spellings(name))

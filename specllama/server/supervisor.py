@@ -304,7 +304,9 @@ class Supervisor:
 
     @property
     def problem(self) -> str:
-        """The problem now, "" for none and unloaded models. For the operator and clients with a key."""
+        """The problem now, "" for none and for a model that is unloaded, or just being unloaded. For the
+        operator and clients with a key.
+        """
         public = self.public_problem
         if self._client is None and self._why is not None and public:
             return f"{self._why.message}; it is being started again"
@@ -314,7 +316,7 @@ class Supervisor:
     @property
     def public_problem(self) -> str:
         """`problem` for everybody: without file names and quoted text."""
-        if self.lease.state == "unloaded":
+        if not self.lease.has_engine:
             return ""
         if self._client is None:
             return "the engine ended; it is being started again" if self._why else "the model is loading"

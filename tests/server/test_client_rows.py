@@ -274,7 +274,15 @@ def test_one_model_answers_to_any_name(lenient: Server, api: str) -> None:
     reply = asked(lenient, api, model="gpt-4o")
     assert reply.status == 200
     assert reply.json["model"] == "gpt-4o"
-    assert lenient.get("/v1/models/gpt-4o").status == 404
+
+
+def test_one_model_is_described_loaded_and_kept_under_any_name(lenient: Server) -> None:
+    for name in ("gpt-4o", "pydoc-target.gguf", "pydoc-target:latest"):
+        assert lenient.get(f"/v1/models/{name}").json["id"] == name
+        assert lenient.get(f"/api/v0/models/{name}").json["id"] == name
+        assert "completion" in lenient.post("/api/show", {"model": name}).json["capabilities"]
+        assert lenient.post("/models/load", {"model": name}).json == {"success": True}
+        assert "alone" in lenient.post("/models/unload", {"model": name}).error["message"]
 
 
 def test_paths_as_clients_write_them(server: Server) -> None:

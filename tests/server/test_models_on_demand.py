@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
-from tests.support import tinyembedders, tinygguf
+from tests.support import tinyembedders, tinygguf, tinyheads
 from tests.support.hub_cache import put
 from tests.support.serving import QUESTION, START, Reply, Server, first_event, rest
 
@@ -109,7 +109,7 @@ class TestList:
         assert first["meta"]["n_ctx"] == 512
         assert listing["first_id"] == PYDOC
         listed = {m["id"]: m for m in listing["data"]}
-        assert {TINY, OTHER, PAIR, BROKEN, SMALL} <= set(listed)
+        assert {TINY, OTHER, PAIR, SMALL} <= set(listed)
         assert listed[OTHER]["status"] == {"value": "unloaded"}
         assert listed[OTHER]["meta"]["size"] > 100_000
         away = listed["far-away"]["status"]
@@ -120,16 +120,33 @@ class TestList:
         assert "fits" not in listed["far-away"]
         assert 4e9 < listed["llama-3.1-8b"]["meta"]["about_size"] < 5e9
         assert listed["qwen3.6-27b-eagle3"]["meta"]["is_head"]
-        assert list(listed).index("far-away") > list(listed).index(BROKEN)
+        assert list(listed).index("far-away") > list(listed).index(SMALL)
         on_disk = {m["id"] for m in both.get("/v1/models").json["data"]}
         assert on_disk == {name for name, m in listed.items() if m["status"]["value"] != "not downloaded"}
         assert (first["max_model_len"], first["context_length"]) == (512, 512)
 
     def test_one_model_by_any_of_its_names(self, both: Server) -> None:
-        for name in ("8B", "pair-8b", "me/pair", PAIR, "8B:latest"):
+        for name in ("8B", "pair-8b", "me/pair", PAIR, "8B:latest", "pair-Q4_0", "pair-Q4_0.gguf"):
             reply = both.get(f"/v1/models/{name}")
             assert (reply.status, reply.json["id"]) == (200, name), reply.json
+            assert both.post("/api/show", {"model": name}).status == 200
         assert both.get("/v1/models/far-away").status == 404
+
+    def test_files_that_cannot_be_loaded_are_not_listed(self, both: Server, disk: Path) -> None:
+        """A line says once that a file is damaged, as soon as the server is ready."""
+        both.wait_for(f"{BROKEN} is left out of the list of models: ")
+        head = tinyheads.eagle3(disk / "head.gguf").read_bytes()
+        put(disk / "hub", "me/drafts", "drafts-F32.gguf", head)
+        both.until(lambda: both.chat(QUESTION, model="me/drafts").status == 400)
+        for path, field, name in (("/v1/models", "data", "id"), ("/api/tags", "models", "name"),
+                                  ("/api/v0/models", "data", "id")):  # fmt: skip
+            names = {one[name] for one in both.get(path).json[field]}
+            assert TINY in names
+            assert not {BROKEN, "me/drafts:F32"} & names
+        assert "is a head without a model" in both.chat(QUESTION, model="me/drafts").error["message"]
+        assert both.said(BROKEN, "is left out") == 1
+        assert not both.said("me/drafts", "is left out", seconds=0)
+        shutil.rmtree(disk / "hub" / "models--me--drafts")
 
     def test_a_model_that_arrives_later_is_found(self, both: Server, disk: Path) -> None:
         assert both.complete(model="me/late", max_tokens=1).status == 404
@@ -256,10 +273,9 @@ class TestFailingLoads:
         running = first_event(both.begin(model="pydoc", stream=True, **ENDLESS))
         for stream in (False, True):
             reply = both.complete(model=BROKEN, stream=stream, max_tokens=1)
-            assert (reply.status, "broken-Q8_0.gguf" in reply.error["message"]) == (500, True), reply.json
-        assert both.post("/tokenize", {"content": "zip", "model": BROKEN}).status == 500
+            assert (reply.status, "broken-Q8_0.gguf" in reply.error["message"]) == (503, True), reply.json
+        assert both.post("/tokenize", {"content": "zip", "model": BROKEN}).status == 503
         assert both.get("/health").status == 200
-        assert models(both)[BROKEN] == "unloaded"
         assert rest(running)[-1]["choices"][0]["finish_reason"] == "length"
 
     def test_an_engine_that_crashes_while_it_loads(self, both: Server) -> None:
@@ -382,12 +398,19 @@ class TestIdle:
         assert both.post("/models/load", {"model": OTHER}).json == {"success": True}
         assert OTHER in loaded(both)
         assert both.post("/models/unload", {"model": OTHER}).json == {"success": True}
-        both.until(lambda: OTHER not in loaded(both))
+        health = list[int]()
+
+        def unloaded() -> bool:
+            health.append(both.get(f"/health?model={OTHER}").status)
+            return OTHER not in loaded(both)
+
+        both.until(unloaded)
+        assert set(health) == {200}, "it is not loading"
         assert both.post("/models/unload", {"model": OTHER}).json == {"success": True}
         assert both.complete(model=OTHER, max_tokens=1).status == 200
         assert OTHER in loaded(both), "nobody has asked to unload it since"
         assert both.post("/models/load", {"model": "far-away"}).status == 404
-        assert both.post("/models/load", {"model": BROKEN}).status == 500
+        assert both.post("/models/load", {"model": BROKEN}).status == 503
 
 
 class TestOllama:
@@ -400,7 +423,7 @@ class TestOllama:
         details = tags[OTHER]["details"]
         assert (details["family"], details["quantization_level"]) == ("llama", "F32")
         assert tags[OTHER]["size"] > 100_000
-        assert tags[BROKEN]["details"]["family"] == ""
+        assert BROKEN not in tags
 
     def test_showing_a_model_does_not_load_it(self, both: Server) -> None:
         """Copilot asks about each model in the list."""
@@ -409,7 +432,10 @@ class TestOllama:
         assert shown["capabilities"] == ["completion", "tools"]
         assert shown["model_info"]["llama.context_length"] == 512
         assert shown["details"]["quantization_level"] == "Q4_0"
-        assert (both.post("/api/show", {"model": BROKEN}).status, len(engines(both))) == (500, n_engines)
+        assert (both.post("/api/show", {"model": BROKEN}).status, len(engines(both))) == (503, n_engines)
+        for path in ("/v1/models", "/api/v0/models"):
+            reply = both.get(f"{path}/{BROKEN}")
+            assert (reply.status, "broken-Q8_0.gguf" in reply.error["message"]) == (503, True)
 
     def test_keep_alive(self, both: Server) -> None:
         def ask(**fields: Any) -> Any:

@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from specllama.data import EMBEDDED_TARGET
-from specllama.errors import NotFoundError
-from specllama.models.catalogue import Catalogue, CatalogueModel, of_file, scan
+from specllama.errors import GGUFError, NotFoundError, UsageError
+from specllama.models.catalogue import Catalogue, CatalogueModel, DetailsReader, of_file, scan
 from specllama.models.demo import DemoStore
 from specllama.models.quants import guessed_bytes
 from specllama.models.resolve import Library
+from tests.support import tinyembedders, tinyheads
 from tests.support.hub_cache import put
 
 MANIFEST = """
@@ -79,6 +80,8 @@ def test_what_is_on_disk_and_what_is_known(library: Library) -> None:
         ("me/Big-GGUF", "me/Big-GGUF:Q4_K_M"),
         ("hf:me/Big-GGUF:Q8_0", "me/Big-GGUF:Q8_0"),
         ("Big-Q8_0", "me/Big-GGUF:Q8_0"),
+        ("Big-Q8_0.gguf", "me/Big-GGUF:Q8_0"),
+        ("big-q8_0.gguf:latest", "me/Big-GGUF:Q8_0"),
         ("you/other", "you/other:other.gguf"),
         ("you/other:latest", "you/other:other.gguf"),
         ("pydoc", "pydoc-target"),
@@ -135,6 +138,20 @@ def test_the_demo_model_on_disk(library: Library) -> None:
     assert (model.id, model.path) == ("SmolLM2-135M-Instruct.Q4_1", str(demo.path))
     assert scan(library).require("smollm2-135m-instruct") == model
     assert of_file(model.path).id == model.id
+
+
+def test_details_say_why_a_file_cannot_be_loaded(tmp_path: Path) -> None:
+    read = DetailsReader().of
+    page, cut, head = tmp_path / "page.gguf", tmp_path / "cut.gguf", tinyheads.eagle3(tmp_path / "head.gguf")
+    page.write_bytes(b"<html>")
+    cut.write_bytes(EMBEDDED_TARGET.read_bytes()[:1_000_000])
+    assert read(str(EMBEDDED_TARGET)).problem is None
+    assert read(str(tinyembedders.bert(tmp_path / "bert.gguf"))).problem is None
+    assert isinstance(read(str(page)).problem, GGUFError)
+    assert isinstance(read(str(cut)).problem, GGUFError)
+    assert isinstance(read(str(tmp_path / "nowhere.gguf")).problem, NotFoundError)
+    drafts = read(str(head))
+    assert (type(drafts.problem), drafts.architecture) == (UsageError, "eagle3")
 
 
 def test_a_new_download_is_found(library: Library, tmp_path: Path) -> None:

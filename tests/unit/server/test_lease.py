@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from specllama.config.load import LoadSettings, ModelSettings
 from specllama.errors import EngineDiedError, ResourceError
 from specllama.server.dialects.llama_server.routes import slots
-from specllama.server.supervisor import ModelLease
+from specllama.server.supervisor import ModelLease, Supervisor
 
 
 def in_loop(test: Callable[[ModelLease], Awaitable[None]]) -> None:
@@ -51,6 +52,17 @@ def test_open_wakes_all_waiters_and_close_makes_later_ones_wait() -> None:
         assert one.waiting_since is None
 
     in_loop(test)
+
+
+def test_a_model_that_leaves_the_memory_is_not_loading() -> None:
+    one = Supervisor(LoadSettings(target=ModelSettings(path="m.gguf")), print)
+    assert one.problem == "", "unloaded"
+    one.lease.state = "loading"
+    assert one.problem == "the model is loading"
+    one.lease.state = "loaded"
+    one.lease.open()
+    one.lease.close()
+    assert one.problem == one.public_problem == ""
 
 
 def test_waiting_since_is_the_arrival_of_the_first_waiter() -> None:

@@ -41,6 +41,7 @@ class TestSettings:
         plain = ServerSettings(load=LOAD, called=("8B",))
         named = ServerSettings(load=LOAD, names=("*", "a", "b"))
         assert (plain.name, *map(plain.has_name, ("model", "8B", "x"))) == ("model", True, True, False)
+        assert all(map(plain.has_name, ("model:latest", "model.gguf", "model.gguf:latest", "8B:latest")))
         assert (named.name, *map(named.has_name, ("b", "model", "x"))) == ("a", True, False, False)
         assert tuple(plain.shown_names) == ("model",)
 

@@ -392,14 +392,14 @@ class ModelRequest(RequestBody):
 
 async def load(api: ApiRequest) -> Response:
     """Answers when the model is loaded."""
-    api.check_model((await api.body(ModelRequest)).model, exact=True)
+    api.check_model((await api.body(ModelRequest)).model)
     await api.load_model()
     return JSONResponse({"success": True})
 
 
 async def unload(api: ApiRequest) -> Response:
     """Running requests finish first."""
-    api.check_model((await api.body(ModelRequest)).model, exact=True)
+    api.check_model((await api.body(ModelRequest)).model)
     api.check_administers()
     api.models.unload(api.service)
     return JSONResponse({"success": True})

@@ -202,17 +202,18 @@ class ApiRequest:
         await self.models.look_up(getattr(body, "model", None) or None)
         return body
 
-    def check_model(self, name: str | None, exact: bool = False) -> None:
+    def check_model(self, name: str | None) -> None:
         """Select the model named by the body's field `model`. None and "" select the one named by the query,
-        otherwise the one in memory. exact: require this name, also on a server of a single model that accepts
-        others. Raises NotFoundError for a model that is not served.
+        otherwise the one in memory. Raises NotFoundError for a model that is not served.
         """
-        self._service = self.models.service(name or self.query_params.get("model") or None, exact)
+        self._service = self.models.service(name or self.query_params.get("model") or None)
 
     async def find_model(self, name: str | None) -> None:
-        """`check_model` for a name from elsewhere than the field `model`, which must be exact."""
+        """`check_model` for a description of the model. Raises also what a load would raise by its header."""
         await self.models.look_up(name or None)
-        self.check_model(name, exact=True)
+        self.check_model(name)
+        if self.service.lease.state == "unloaded":
+            await self.models.unloaded(self.service)
 
     async def load_model(self) -> LoadInfo:
         """Load the model. Returns its description. Raises errors of the load, and of ModelPool.check_kind."""
