@@ -291,9 +291,13 @@ def _listed_draft(library: Library, target: ResolvedModel, header: Header) -> Re
             text = f"a draft is known and not on disk: {option('draft_model', name)} downloads it"
             library.listener.note(text)
         return None
-    verdict = check_any(header, library.header(draft))
-    if not verdict.ok:
-        library.listener.note(f"{draft.name} is known as a draft and does not fit: {verdict.reason}")
+    try:
+        verdict = check_any(header, library.header(draft))
+        problem = "" if verdict.ok else f"does not fit: {verdict.reason}"
+    except (IntegrityError, UsageError) as error:
+        problem = f"cannot be used: {error.message}"
+    if problem:
+        library.listener.note(f"{draft.name} is known as a draft and {problem}")
         return None
     return draft
 

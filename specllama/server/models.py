@@ -136,7 +136,7 @@ class ModelPool:
         self._make = make
         self._library = library if settings.others is not None else None
         self._say, self._pulls = say, dict[str, Pull]()  # by the model's id
-        self._reported = set[str]()  # problems of files
+        self._reported = set[str]()  # lines about files that are damaged
         self._details = catalogue.DetailsReader()
         self._catalogue, self._scanned = catalogue.Catalogue(), -_RESCAN_SECONDS
         self._scanning = asyncio.Lock()
@@ -274,7 +274,8 @@ class ModelPool:
                 details = await self.details(model)
                 embeds, loaded = details.embeds, key in others and others[key].lease.state != "unloaded"
                 if details.problem is not None and not loaded:
-                    self._report(model, details.problem)
+                    if isinstance(details.problem, IntegrityError) or not details.architecture:
+                        self._report(f"{model.id} is not listed: {details.problem.message}")
                     continue
             if (service := others.pop(key, None)) is not None:
                 entries.append(replace(listed(service, service.name), embeds=embeds))
@@ -287,11 +288,11 @@ class ModelPool:
         current = self.current.name
         return sorted(entries, key=lambda m: (not m.on_disk, m.embeds, not m.loaded, m.name != current))
 
-    def _report(self, model: catalogue.CatalogueModel, problem: SpecllamaError) -> None:
-        """Say why a file is not listed, unless it is whole and something else than a model."""
-        if isinstance(problem, IntegrityError) and problem.message not in self._reported:
-            self._reported.add(problem.message)
-            self._say(f"{model.id} is left out of the list of models: {problem.message}")
+    def _report(self, line: str) -> None:
+        """A line for the operator, once."""
+        if line not in self._reported:
+            self._reported.add(line)
+            self._say(line)
 
     def fits(self, model: ListedModel) -> bool | None:
         """Whether the memory here has room for a model, by its file's size; None where that is unknown."""

@@ -134,7 +134,7 @@ class TestList:
 
     def test_files_that_cannot_be_loaded_are_not_listed(self, both: Server, disk: Path) -> None:
         """A line says once that a file is damaged, as soon as the server is ready."""
-        both.wait_for(f"{BROKEN} is left out of the list of models: ")
+        both.wait_for(f"{BROKEN} is not listed: ")
         head = tinyheads.eagle3(disk / "head.gguf").read_bytes()
         put(disk / "hub", "me/drafts", "drafts-F32.gguf", head)
         both.until(lambda: both.chat(QUESTION, model="me/drafts").status == 400)
@@ -144,8 +144,8 @@ class TestList:
             assert TINY in names
             assert not {BROKEN, "me/drafts:F32"} & names
         assert "is a head without a model" in both.chat(QUESTION, model="me/drafts").error["message"]
-        assert both.said(BROKEN, "is left out") == 1
-        assert not both.said("me/drafts", "is left out", seconds=0)
+        assert both.said(BROKEN, "is not listed") == 1
+        assert not both.said("me/drafts", "is not listed", seconds=0)
         shutil.rmtree(disk / "hub" / "models--me--drafts")
 
     def test_a_model_that_arrives_later_is_found(self, both: Server, disk: Path) -> None:

@@ -235,11 +235,13 @@ def error_body(error: SpecllamaError, _request_id: str = "") -> JsonObject:
     return {"error": error.message}
 
 
+_LAST = 253402300799.0  # the end of the year 9999
 _REASONS = {"stop": "stop", "length": "length", "context": "length"}
 
 
 def timestamp(seconds: float) -> str:
-    """RFC 3339. seconds: since the epoch."""
+    """RFC 3339. seconds: since the epoch; files may have times that no date has."""
+    seconds = min(max(seconds, 0.0), _LAST)
     return datetime.datetime.fromtimestamp(seconds, datetime.UTC).isoformat().replace("+00:00", "Z")
 
 

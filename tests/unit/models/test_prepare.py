@@ -6,21 +6,39 @@ from pathlib import Path
 
 import pytest
 
+from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specllama.errors import UsageError
-from specllama.models.prepare import check
+from specllama.models.prepare import check, known_draft
 from specllama.models.progress import Listener
 from specllama.models.resolve import Library
+from tests.support.hub_cache import put
 from tests.support.tinymtp import qwen35
+
+PAIR = """
+[models.big]
+repo = "me/big"
+
+[models.small]
+repo = "me/small"
+
+[[pairs]]
+target = "big"
+drafts = ["small"]
+"""
 
 
 class Warnings(Listener):
-    """Collects warnings."""
+    """Collects warnings and notes."""
 
     def __init__(self) -> None:
         self.texts: list[str] = []
+        self.notes: list[str] = []
 
     def warning(self, text: str) -> None:
         self.texts.append(text)
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
 
 
 def test_a_head_by_itself_is_refused_and_with_force_that_is_a_warning(tmp_path: Path) -> None:
@@ -32,3 +50,17 @@ def test_a_head_by_itself_is_refused_and_with_force_that_is_a_warning(tmp_path: 
     assert warnings.texts == []
     check(library, [model], pair=False, force=True)
     assert warnings.texts == [caught.value.message]
+
+
+def test_a_known_draft_that_is_damaged_is_left_out(tmp_path: Path) -> None:
+    """The model answers without it; a line says why."""
+    (tmp_path / "models.toml").write_text(PAIR)
+    environ = {"HF_HUB_CACHE": str(tmp_path), "SPECLLAMA_MODELS": str(tmp_path / "models.toml")}
+    put(tmp_path, "me/big", "big-Q4_K_M.gguf", EMBEDDED_TARGET.read_bytes())
+    whole = EMBEDDED_DRAFT.read_bytes()
+    for commit, content in zip("abc", (b"<html>", whole[:500_000], whole), strict=True):
+        put(tmp_path, "me/small", "small-Q4_K_M.gguf", content, commit * 40)
+        library = Library(listener := Warnings(), environ)
+        draft = known_draft(library, library.find("big", "-m"))
+        said = [note for note in listener.notes if "small is known as a draft and cannot be used: " in note]
+        assert (draft is not None, len(said)) == ((True, 0) if content is whole else (False, 1))

@@ -385,6 +385,7 @@ class TestShapes:
         unread, unloaded, loaded = (routes.tag("m", one, 7, 0) for one in (None, header, self.INFO))
         assert (unread["name"], unread["model"], unread["size"]) == ("m", "m", 7)
         assert unread["modified_at"] == "1970-01-01T00:00:00Z"
+        assert routes.timestamp(2.0**40) == "9999-12-31T23:59:59Z"
         assert unread["details"]["parameter_size"] == ""
         assert unloaded == loaded
 
