@@ -142,18 +142,18 @@ def _names(model: type[BaseModel]) -> frozenset[str]:
 
 
 @functools.cache
-def _paths(model: type[Body]) -> Mapping[type[Body], str]:
-    """The path of each object in a body: "messages[]" for its messages."""
-    paths: dict[type[Body], str] = {model: ""}
+def _paths(model: type[Body]) -> Mapping[type[Body], Sequence[str]]:
+    """The paths of each object in a body: "messages[]" for its messages."""
+    paths: dict[type[Body], list[str]] = {model: [""]}
     todo = [model]
     while todo:
         here = todo.pop(0)
-        before = f"{paths[here]}." if paths[here] else ""
+        before = f"{paths[here][0]}." if paths[here][0] else ""
         for name, field in here.model_fields.items():
             for inner, brackets in _bodies(field.annotation):
                 if inner not in paths:
-                    paths[inner] = f"{before}{field.alias or name}{brackets}"
                     todo.append(inner)
+                paths.setdefault(inner, []).append(f"{before}{field.alias or name}{brackets}")
     return paths
 
 
@@ -234,7 +234,7 @@ def checked(model: type[Model], data: Mapping[str, Any]) -> Model:
         raise as_sent(_field_error(error), model, sent) from None
     body._sent = {name: value if name == "options" else None for name, value in sent.items()}
     if ignored:
-        body._ignored = tuple(_named(model, ignored))[:MAX_NAMED]
+        body._ignored = tuple(_named(model, ignored, given))[:MAX_NAMED]
     return body
 
 
@@ -255,10 +255,13 @@ def as_sent(error: FieldError, model: type[RequestBody], sent: Mapping[str, Any]
     return FieldError(path + error.message[len(param) :] if is_named else error.message, path)
 
 
-def _named(model: type[Body], ignored: Mapping[tuple[type[Body], str], None]) -> Iterator[str]:
-    paths = _paths(model)
+def _named(
+    model: type[Body], ignored: Mapping[tuple[type[Body], str], None], given: Collection[str]
+) -> Iterator[str]:
+    """The paths of fields without effect. given: the fields of the body, among which their object is."""
     for owner, name in ignored:
-        path = paths.get(owner, "")
+        places = _paths(model).get(owner, [""])
+        path = next((one for one in places if re.split(r"[.\[]", one)[0] in given), places[0])
         yield f"{path}{'.' if path else ''}{name[:MAX_NAME]}"
 
 

@@ -53,6 +53,16 @@ def test_unknown_fields_are_ignored_and_named(api: str) -> None:
 
 
 @every
+@pytest.mark.parametrize("path", ["response_format", "format", "text.format", "output_config.format"])
+def test_ignored_fields_are_named_where_they_stand(api: str, path: str) -> None:
+    """One form of answers has several places."""
+    form: dict[str, Any] = {"type": "json_object", "mood": 1}
+    for name in reversed(path.split(".")):
+        form = {name: form}
+    assert body(api, **form).ignored_fields == (f"{path}.mood",)
+
+
+@every
 def test_fields_that_clients_always_send_are_not_named(api: str) -> None:
     assert body(api, user="u", metadata={"a": "b"}, store=True, cache_prompt=True).ignored_fields == ()
 
