@@ -12,7 +12,7 @@ from specllama.config.forms import unescaped
 from specllama.config.load import MAX_THREADS
 from specllama.config.options import MODELS_DIR
 from specllama.config.places import near
-from specllama.config.text_file import check_argument
+from specllama.config.text_file import argument
 from specllama.core.sampling.params import SamplingParams
 from specllama.errors import SpecllamaError, UsageError
 from specllama.json_types import JsonObject
@@ -84,9 +84,10 @@ def sampling(values: Mapping[str, Any]) -> JsonObject:
 
 
 # What is read as text. The names of files, the others, may have any bytes.
+_ESCAPED = ("words", "prompt", "stop", "dry_sequence_breakers")
 _TEXTS = (
-    *("words", "prompt", "system_prompt", "query", "stop", "dry_sequence_breakers", "json_schema", "grammar"),
-    *("chat_template", "reasoning_budget_message"),
+    *(*_ESCAPED, "system_prompt", "query", "json_schema", "grammar", "chat_template"),
+    "reasoning_budget_message",
 )
 
 
@@ -94,16 +95,13 @@ def _with_escapes(given: Mapping[str, Any]) -> OptionValues:
     """Texts as llama.cpp takes them from a command line: a shell has no easy way to write a newline. Raises
     UsageError, for bytes that are no text too.
     """
-    for name in (name for name in _TEXTS if name in given):
-        for text in [given[name]] if isinstance(given[name], str) else given[name]:
-            check_argument(text, name)
     if given.get("escape") and given.get("no_escape"):
         raise UsageError("-e and --no-escape are both given")
     values = dict(given)
-    if not given.get("no_escape"):
-        if "prompt" in given:
-            values["prompt"] = unescaped(given["prompt"], "prompt")
-        for name in ("words", "stop", "dry_sequence_breakers"):
-            if name in given:
-                values[name] = [unescaped(text, name) for text in given[name]]
+    for name in (name for name in _TEXTS if name in given):
+        texts = [given[name]] if isinstance(given[name], str) else given[name]
+        texts = [argument(text, name) for text in texts]
+        if name in _ESCAPED and not given.get("no_escape"):
+            texts = [unescaped(text, name) for text in texts]
+        values[name] = texts[0] if isinstance(given[name], str) else texts
     return values

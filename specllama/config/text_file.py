@@ -125,10 +125,12 @@ def _not_utf8(data: bytes, at: int) -> str:
     return f"line {data.count(10, 0, at) + 1} is not UTF-8 (byte {at} is 0x{data[at]:02x})"
 
 
-def check_argument(text: str, name: str) -> None:
-    """Raises UsageError for a text of the command line whose bytes are not UTF-8. name: of the option."""
+def argument(text: str, name: str) -> str:
+    """A text of the command line, whose bytes are UTF-8 in any locale. name: of the option. Raises
+    UsageError.
+    """
     try:
-        text.encode("utf-8", "surrogateescape").decode()
+        return text.encode("utf-8", "surrogateescape").decode()
     except UnicodeDecodeError as error:
         problem = f": {_not_utf8(error.object, error.start)}"
         raise UsageError(problem, "convert it to UTF-8", option=name) from None

@@ -312,7 +312,8 @@ def programs(command: Command, together: Any) -> dict[str, subprocess.CompletedP
 @pytest.mark.parametrize(("code", "page"), PYTHON, ids=[page for _, page in PYTHON])
 def test_an_example_runs(code: str, page: str, programs: dict[str, subprocess.CompletedProcess[str]]) -> None:
     done = programs[code]
-    assert (done.returncode, done.stderr) == (0, ""), page
+    said = [line for line in done.stderr.splitlines() if not line.startswith("the tiny embedded model ")]
+    assert (done.returncode, said) == (0, []), page
     assert done.stdout.strip()
 
 
