@@ -304,15 +304,19 @@ def _written(pixels: bytes) -> str:
     return path
 
 
+def remove_left() -> None:
+    """Remove the folders of images that killed processes have left: those without a lock."""
+    with contextlib.suppress(OSError):
+        for left in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+            if (number := _locked(left)) is not None:
+                shutil.rmtree(left, ignore_errors=True)
+                os.close(number)
+
+
 @functools.cache
 def _folder(pid: int, parent: str) -> str:
-    """The folder of this process's images, which is locked as long as it runs; first those without a lock are
-    removed, which killed processes have left. Raises OSError.
-    """
-    for left in Path(parent).glob(f"{_PREFIX}*"):
-        if (number := _locked(left)) is not None:
-            shutil.rmtree(left, ignore_errors=True)
-            os.close(number)
+    """The folder of this process's images, which is locked as long as it runs. Raises OSError."""
+    remove_left()
     folder = tempfile.mkdtemp(prefix=_PREFIX, dir=parent)
     _locked(folder)
     atexit.register(_remove_folder, folder, pid)

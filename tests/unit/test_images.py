@@ -95,6 +95,9 @@ def test_files_of_killed_processes_are_removed(monkeypatch: pytest.MonkeyPatch, 
         (folder / "pixels").write_bytes(b"x")
     other.write_bytes(b"no folder")
     assert images._locked(held) is not None, "as the process has that runs"
+    images.remove_left()
+    assert not left.exists()
+    left.mkdir()
     image = load_image(saved(gradient(3, 5)))
     assert not left.exists()
     assert (held / "pixels").exists()

@@ -19,7 +19,14 @@ from pydantic import BeforeValidator, PrivateAttr
 
 from specllama.client.protocol import Image
 from specllama.errors import BusyError, UsageError
-from specllama.images import MAX_ALL_PIXELS, MAX_IMAGES, MEDIA_MARKER, load_image, load_image_text
+from specllama.images import (
+    MAX_ALL_PIXELS,
+    MAX_IMAGES,
+    MEDIA_MARKER,
+    load_image,
+    load_image_text,
+    remove_left,
+)
 from specllama.server.dialects.shared.fields import Body, FieldError, RequestBody
 from specllama.server.http.body import MAX_HELD
 from specllama.wording import counted
@@ -179,6 +186,7 @@ class ImageReader:
     """
 
     def __init__(self, urls: bool) -> None:
+        remove_left()
         self._urls = urls
         self._turns = asyncio.Semaphore(4)  # requests whose images are read at once
         self._held = 0  # characters of all images that wait for that
