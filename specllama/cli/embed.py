@@ -37,6 +37,8 @@ def _embed(given: Mapping[str, Any]) -> int:
     with engine(values) as client:
         info = load(client, values, settings)
         query, cut = values.get("query"), values.get("truncate", False)
+        if query is None and info.embedding is not None and info.embedding.ranks:
+            raise UsageError("is missing: this model ranks texts for it and makes no vectors", option="query")
         order = protocol.Embed(client.next_id(), [*texts], query, n_values=n, truncate=cut, pooled=False)
         made = client.embed(order)
     if query is not None:

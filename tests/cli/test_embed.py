@@ -55,6 +55,8 @@ def test_what_is_refused(command: Command, models: Path) -> None:
     for number in ("-1", "0"):
         assert_error(command("embed", *embedder, "a", "--dimensions", number), 2, "--dimensions")
     assert_error(command("embed", *embedder, "a", "--query", "b"), 2, "ranks nothing", "a reranker does")
+    ranker = command("embed", "-m", str(models / "ranker.gguf"), "-t", "1", "a")
+    assert_error(ranker, 2, "--query is missing: this model ranks texts for it")
     assert_error(command("embed", "-m", "pydoc", "a"), 2, "is no embedding model")
     assert_error(command("embed", *embedder, "zip " * 600), 2, "602 tokens", "512 at most")
     assert command("embed", *embedder, "zip " * 600, "--truncate").code == 0
