@@ -1,8 +1,8 @@
 """Replays recorded texts with the planner, in simulated time, on nine cost curves and three draft costs.
 
 usage: python -m scripts.replay TRACES.json ... [--cold] [--mixed] [--unread] [--heads] [--fixed] [--detail]
-                                [--parts]
-       python -m scripts.replay TRACES.json ... --devices CURVES.json
+                                [--parts] [--real]
+       python -m scripts.replay TRACES.json ... --devices CURVES.json [--real]
        python -m scripts.replay TRACES.json ... --time
        python -m scripts.replay --record OUT.json [-m TARGET -md DRAFT] --prompts FILE [-n TOKENS]
                                 [--temp 0,0.8] [--seed S]
@@ -15,12 +15,13 @@ draft model, whose tokens and confidences are random.
   --mixed   replay the texts of all workloads in random order
   --unread  count the time in which the draft model reads prompts (for the planner only)
   --heads   the traces are those of heads, which read little of a prompt; their time for it counts
-  --fixed   compare with the best of our own fixed lengths too (slow; with draft models)
+  --fixed   compare with the best of our own fixed lengths too (with draft models)
   --detail  print every cell
   --parts   print the gain of each part of the policy, by leaving it out
   --devices replay on devices whose decodes depend on the widths of those before, as on a GPU: gain of the
             planner, which holds the width of a text where changes cost something, and of the best fixed
             length
+  --real    leave the scrambled draft model out
   --time    print the planner's own time for a round of one and of eight sequences, without its drafters
 
 DRAFT may be a head, or TARGET again for the head inside it, or a model of another vocabulary. A prompts file
@@ -118,6 +119,13 @@ def cells(traces: Workloads, how: ReplaySettings) -> Iterator[Cell]:
     free: Callable[[], Drafter] | None = CopyDrafter if how.copies else None
     draft = partial(TraceHead, n_kept=KEPT_ROWS) if how.heads else TraceDrafter
     prefilled = not (how.unread or how.heads)
+    copies, decodes = dict[int, list[int]](), dict[str, list[list[hindsight.Decodes]]]()
+    for workload, texts in traces.items():
+        if how.copies:
+            copies |= {id(text): hindsight.right_copies(text, CopyDrafter()) for text in texts}
+        if how.fixed:
+            lengths = hindsight.LENGTHS
+            decodes[workload] = [[hindsight.fixed_decodes(t, n) for t in texts] for n in lengths]
     for machine, points in hindsight.MACHINES.items():
         seconds = curve(points)
         for step in hindsight.STEPS:
@@ -136,10 +144,13 @@ def cells(traces: Workloads, how: ReplaySettings) -> Iterator[Cell]:
                     "plain": hindsight.plain(texts, seconds) / took,
                     "n_max 3": sum(hindsight.llama_cpp_loop(t, seconds, step, 3) for t in texts) / took,
                     "best of grid": hindsight.best_of_grid(texts, seconds, step) / took,
-                    "oracle stop": sum(hindsight.oracle_stop(t, seconds, step, free) for t in texts) / took,
+                    "oracle stop": sum(
+                        hindsight.oracle_stop(t, seconds, step, copies.get(id(t))) for t in texts
+                    )
+                    / took,
                 }
                 if how.fixed:
-                    rates["best fixed"] = hindsight.best_fixed(texts, seconds, step, CopyDrafter)[1] / took
+                    rates["best fixed"] = hindsight.best_fixed(decodes[workload], seconds, step) / took
                 yield Cell(machine, step, workload, rates)
 
 
@@ -330,7 +341,7 @@ def _add_notice(notices: list[str], message: object) -> None:
 def main() -> None:
     parser = cli.parser(__doc__)
     parser.add_argument("traces", nargs="*")
-    for flag in ("cold", "mixed", "unread", "heads", "fixed", "detail", "parts", "time"):
+    for flag in ("cold", "mixed", "unread", "heads", "fixed", "detail", "parts", "time", "real"):
         parser.add_argument(f"--{flag}", action="store_true")
     parser.add_argument("--devices", metavar="CURVES")
     parser.add_argument("--record", metavar="OUT")
@@ -364,8 +375,11 @@ def main() -> None:
                 found = devices.load_devices(arguments.devices)
             except (OSError, ValueError, AttributeError) as error:
                 parser.error(f"{arguments.devices}: {error}")
+        labelled = [(name, traces)]
+        if not arguments.real:
+            labelled.append((f"{name}, scrambled draft", scrambled(traces)))
         if found:
-            for label, some in ((name, traces), (f"{name}, scrambled draft", scrambled(traces))):
+            for label, some in labelled:
                 texts = [text for texts in some.values() for text in texts]
                 devices.show(label, devices.device_cells(found, texts))
             continue
@@ -373,7 +387,7 @@ def main() -> None:
             print(name)
             planner_time(traces)
             continue
-        for label, texts in ((name, traces), (f"{name}, scrambled draft", scrambled(traces))):
+        for label, texts in labelled:
             summary(label, list(cells(texts, how)), arguments.detail)
         if arguments.parts:
             parts(traces, how)

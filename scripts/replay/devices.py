@@ -11,10 +11,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from scripts.replay.hindsight import Decodes, fixed_decodes
 from specllama.core.interfaces import Drafter
-from specllama.core.policy.base import Policy
 from specllama.core.policy.config import DEFAULT, PolicyConfig
-from specllama.core.policy.fixed import Fixed
 from specllama.core.policy.planner import Planner
 from specllama.core.replay.simulator import ChangingDevice, Replay, Seconds, Trace
 from specllama.drafters.copy import CopyDrafter
@@ -59,19 +58,18 @@ def device_cells(
 ) -> Iterator[DeviceCell]:
     """Replay the texts one after another on each device at each draft cost, each time with one pair."""
     texts = [text for text in texts if text.text]
+    decodes = {n: [fixed_decodes(text, n) for text in texts] for n in (0, *lengths)}
     for name, data in devices.items():
         t1 = ChangingDevice.from_dict(data).steady(1)
         for step in steps:
 
-            def planner(drafters: list[Drafter], clock: Callable[[], float]) -> Policy:
+            def planner(drafters: list[Drafter], clock: Callable[[], float]) -> Planner:
                 return Planner(drafters, clock, config=config)
 
             took = times(data, step, planner, texts)
-            fixed = {
-                n: sum(times(data, step, lambda drafters, _, n=n: Fixed(drafters, n), texts)) for n in lengths
-            }
+            fixed = {n: sum(fixed_times(data, step, decodes[n])) for n in lengths}
             best = min(fixed, key=lambda n: fixed[n])
-            plain = times(data, None, lambda _, __: Fixed([], 0), texts)
+            plain = fixed_times(data, step, decodes[0])
             pairs = zip(plain, took, strict=True)
             excess = max((s - p / 0.97) / t1 - SLACK for p, s in pairs)
             yield DeviceCell(name, step, sum(plain) / sum(took), sum(plain) / fixed[best], best, excess)
@@ -99,25 +97,31 @@ def draft_device(data: Mapping[str, Any], step: float) -> ChangingDevice:
 
 def times(
     data: Mapping[str, Any],
-    step: float | None,
-    make: Callable[[list[Drafter], Callable[[], float]], Policy],
+    step: float,
+    make: Callable[[list[Drafter], Callable[[], float]], Planner],
     texts: Sequence[Trace],
 ) -> list[float]:
-    """The seconds of each text, after the decodes of loading. step: None without drafts."""
-    device = ChangingDevice.from_dict(data)
-    steps = None if step is None else draft_device(data, step)
-    free = None if step is None else CopyDrafter
-    session = Replay(make, device, steps, free, prompt=device.interrupt)
-    if isinstance(session.policy, Planner):
-        change = measure_load(session.policy.costs, device, DEFAULT.max_rows)
-        session.policy.change_seconds, session.one_width = change or 0.0, bool(change)
-        if steps is not None:
-            measure_load(session.policy.learnt.models["model"].steps.curve, steps, DEFAULT.max_rows, True)
-    else:
-        for n in (1, 2, *LENGTHS):
-            for _ in range(3):
-                device(n + 1)
+    """The seconds of each text with a planner, after the decodes of loading."""
+    device, steps = ChangingDevice.from_dict(data), draft_device(data, step)
+    session = Replay(make, device, steps, CopyDrafter, prompt=device.interrupt)
+    assert isinstance(session.policy, Planner)
+    change = measure_load(session.policy.costs, device, DEFAULT.max_rows)
+    session.policy.change_seconds, session.one_width = change or 0.0, bool(change)
+    measure_load(session.policy.learnt.models["model"].steps.curve, steps, DEFAULT.max_rows, True)
     return [session.replay([text]).seconds for text in texts]
+
+
+def fixed_times(data: Mapping[str, Any], step: float, texts: Sequence[Decodes]) -> list[float]:
+    """The seconds of each text with a fixed length, after decodes of every width."""
+    device, steps = ChangingDevice.from_dict(data), draft_device(data, step)
+    for n in (1, 2, *LENGTHS):
+        for _ in range(3):
+            device(n + 1)
+    took = []
+    for text in texts:
+        device.interrupt()
+        took.append(sum(map(device, text.rows)) + sum(map(steps, text.steps)))
+    return took
 
 
 def show(label: str, cells: Iterator[DeviceCell]) -> None:

@@ -7,14 +7,16 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from specllama.core.interfaces import Drafter
 from specllama.core.policy.config import DEFAULT, PolicyConfig
 from specllama.core.policy.cost_curve import CostCurve
 from specllama.core.policy.fixed import Fixed
-from specllama.core.replay.simulator import CATCH_UP, GREEDY, Replay, Seconds, Trace
+from specllama.core.replay.simulator import CATCH_UP, GREEDY, Replay, Seconds, Trace, steps_at
 from specllama.core.sampling.sampler import KeyedSampler
 from specllama.core.sequence import common_prefix
+from specllama.drafters.copy import CopyDrafter
 
 LENGTHS = (0, 1, 2, 3, 5, 7, 11, 15)
 GRID = (*((n, 0.0) for n in LENGTHS[1:]), (7, 0.8), (15, 0.8))  # n_max, p_min
@@ -81,35 +83,51 @@ def best_of_grid(traces: Sequence[Trace], seconds: Seconds, step: float) -> floa
     )
 
 
-def best_fixed(
-    traces: Sequence[Trace],
-    seconds: Seconds,
-    step: Seconds | float | None,
-    free: Callable[[], Drafter],
-    lengths: Sequence[int] = LENGTHS,
-) -> tuple[int, float]:
-    """(length, seconds) of our own best fixed length for these texts together."""
-    found = []
-    for n in lengths:
+class Decodes(NamedTuple):
+    """What is decoded for a text. rows: of each decode of the target. steps: ids of each step of the draft
+    model.
+    """
 
-        def make(drafters: list[Drafter], clock: Callable[[], float], n: int = n) -> Fixed:  # noqa: ARG001
-            return Fixed(drafters, n)
-
-        session = Replay(make, seconds, step, free)
-        found.append((session.replay(traces).seconds, n))
-    took, length = min(found)
-    return length, took
+    rows: list[int]
+    steps: list[int]
 
 
-def oracle_stop(
-    trace: Trace, seconds: Seconds, step: float, copied: Callable[[], Drafter] | None = None
-) -> float:
-    """Seconds of an oracle that knows how many tokens each drafter gets right and drafts no more: a bound."""
+def fixed_decodes(trace: Trace, length: int) -> Decodes:
+    """With copies and our own fixed length, the same on every machine."""
+    decodes = Decodes([], [])
+
+    def listed(to: list[int]) -> Seconds:
+        def seconds(n: int) -> float:
+            to.append(n)
+            return 1.0
+
+        return seconds
+
+    def make(drafters: list[Drafter], _clock: Callable[[], float]) -> Fixed:
+        return Fixed(drafters, length)
+
+    Replay(make, listed(decodes.rows), listed(decodes.steps), CopyDrafter).replay([trace])
+    return decodes
+
+
+def best_fixed(decodes: Sequence[Sequence[Decodes]], seconds: Seconds, step: float) -> float:
+    """Seconds of our own best fixed length for some texts together. decodes: of each text, by length."""
+    of_step = steps_at(step)
+    return min(
+        sum(sum(map(seconds, text.rows)) + sum(map(of_step, text.steps)) for text in texts)
+        for texts in decodes
+    )
+
+
+def oracle_stop(trace: Trace, seconds: Seconds, step: float, free: Sequence[int] | None = None) -> float:
+    """Seconds of an oracle that knows how many tokens each drafter gets right and drafts no more: a bound.
+    free: `right_copies`, None without.
+    """
     text, n = trace.text, len(trace.text)
     n_right = [0] * (n + 1)
     for i in range(n - 1, -1, -1):
         n_right[i] = n_right[i + 1] + 1 if trace.draft[i] == text[i] else 0
-    free = _right_copies(trace, copied()) if copied is not None else [0] * n
+    free = free or [0] * n
     best = [0.0] * (n + 1)
     for i in range(n - 1, -1, -1):
         room = n - i - 1
@@ -121,7 +139,7 @@ def oracle_stop(
     return best[0]
 
 
-def _right_copies(trace: Trace, drafter: Drafter) -> list[int]:
+def right_copies(trace: Trace, drafter: Drafter) -> list[int]:
     """How many tokens a model-free drafter gets right at every position."""
     drafter.start(0, trace.prompt, KeyedSampler(GREEDY, 0, 1))
     found = []

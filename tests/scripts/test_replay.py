@@ -6,13 +6,13 @@ import json
 import re
 import statistics
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
 from tests.support import tinygguf, tinymtp
+from tests.support.command import Command
 from tests.support.paths import ROOT
 
 TRACES = ROOT / "tests/unit/core/traces"
@@ -23,8 +23,7 @@ NOISE = 0.1  # makes it wrong now and then
 
 
 def run(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "scripts.replay", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=240, check=False)
+    return Command(Path("/nowhere")).python("-m", "scripts.replay", *arguments, timeout=240)
 
 
 class Cell(NamedTuple):
@@ -37,7 +36,7 @@ class Cell(NamedTuple):
 
 def replayed(*flags: str) -> list[Cell]:
     """The cells with the draft model as recorded."""
-    done = run(TEXTS, "--detail", *flags)
+    done = run(TEXTS, "--real", "--detail", *flags)
     assert done.returncode == 0, done.stderr
     found = []
     for line in done.stdout.split("\npydoc: ")[0].splitlines():
@@ -67,7 +66,7 @@ def test_on_devices_one_width_a_text_is_as_fast_as_the_best_fixed_length_and_har
     None
 ):
     """What changes of the width cost is measured at loading. The texts are few, the first ones unseen."""
-    done = run(TEXTS, "--devices", TRACES / "gpu_curves.json")
+    done = run(TEXTS, "--real", "--devices", TRACES / "gpu_curves.json")
     assert done.returncode == 0, done.stderr
     line = r"pydoc \| (.+) \| c 0\.05: ([\d.]+) x plain, .* ([\d.]+) \(\d+\), worst text ([+-][\d.]+) t\(1\)"
     found = re.findall(line, done.stdout)
