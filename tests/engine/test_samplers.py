@@ -19,6 +19,7 @@ from specllama.core.sampling.params import DEFAULT_SAMPLERS, STEP_NAMES, Samplin
 from specllama.core.sampling.sampler import KeyedSampler
 from specllama.data import EMBEDDED_TARGET
 from specllama.llama.model import LlamaModel, end_of_turn_id
+from tests.support.examples import examples
 from tests.support.llama_cpp_samplers import LlamaCppChain
 
 OFF: dict[str, Any] = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "temperature": 1.0}
@@ -134,7 +135,7 @@ def test_each_step_alone(model: LlamaModel, infill: InfillRule, step: str) -> No
 
 
 def test_random_chains(model: LlamaModel, infill: InfillRule) -> None:
-    rng, compared, n = random.Random("chains"), 0, 250
+    rng, compared, n = random.Random("chains"), 0, examples(250)
     for _ in range(n):
         steps = [*STEP_NAMES.values()]
         rng.shuffle(steps)
