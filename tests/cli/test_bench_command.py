@@ -311,7 +311,7 @@ def test_ctrl_c_shows_what_was_measured(command: Command) -> None:
 
 
 def test_ctrl_c_before_the_first_figure_says_that_there_is_none(command: Command) -> None:
-    process = command.start("bench", "--runs", "1", "-n", "1500", "--temp", "0", "--k", "1")
+    process = command.start("bench", "--runs", "1", "-n", "1500", "--temp", "0", "--k", "1", fork=True)
     try:
         assert process.stderr is not None
         next(line for line in process.stderr if line.startswith(b"measuring takes "))

@@ -142,7 +142,7 @@ def test_a_run_says_what_it_did_not_read_again(command: Command) -> None:
     args = ("run", "-v", "-m", str(model), "-p", text, "-n", "8", "--raw", "--no-calibrate", "--temp", "0")
 
     def run() -> tuple[str, str]:
-        done = command.start(*args, module="tests.support.keeps_prompts").communicate(timeout=60)
+        done = command.start(*args, module="tests.support.keeps_prompts", fork=True).communicate(timeout=60)
         out, err = (data.decode() for data in done)
         return out, err
 

@@ -315,7 +315,7 @@ class TestTerminal:
         assert len(in_library(command)["messages"]) == 2
 
     def test_ctrl_c_while_loading(self, command: Command) -> None:
-        with Terminal(command) as user:
+        with Terminal(command, fork=False) as user:
             while "\x1b[?25h" not in user.seen:  # the editor is there, the models are not
                 user.expect("")
                 user.read()

@@ -248,7 +248,7 @@ def test_signals(home: Home, running: Server) -> None:
     env = {"SPECLLAMA_API_KEY": KEY}
     codes = {signal.SIGINT: 9, signal.SIGTERM: 143, signal.SIGHUP: 129}
     processes = {
-        number: home.start(*line, env=env, start_new_session=True, stderr=subprocess.DEVNULL)
+        number: home.start(*line, env=env, fork=True, start_new_session=True, stderr=subprocess.DEVNULL)
         for number in codes
     }
     try:

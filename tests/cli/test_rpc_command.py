@@ -303,7 +303,7 @@ class TestWorker:
     def test_clients_come_and_go(self, shared: Command) -> None:
         long = ("run", "-p", "zip", "--ignore-eos", "-n", "200000", "-c", "65536", "--no-calibrate")
         with rpc_worker(shared) as worker:
-            front = shared.start(*long, "--rpc", worker.endpoint)
+            front = shared.start(*long, "--rpc", worker.endpoint, fork=True)
             assert front.stdout is not None
             assert worker.front.stderr is not None
             front.stdout.read(1)

@@ -589,7 +589,8 @@ def test_text_survives_locales_without_unicode(shared: Command) -> None:
 )
 def test_colour_on_terminals_only(shared: Command, env: dict[str, str], coloured: bool) -> None:
     ours, theirs = os.openpty()
-    process = shared.start("run", "-p", "zip", "-m", "nope.gguf", env={"TERM": "xterm", **env}, stderr=theirs)
+    args = ("run", "-p", "zip", "-m", "nope.gguf")
+    process = shared.start(*args, env={"TERM": "xterm", **env}, fork=not coloured, stderr=theirs)
     os.close(theirs)
     assert process.stdout is not None
     assert process.stdout.read() == b""

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +12,8 @@ from specllama.gguf.header import Header, read_header
 from specllama.heads import read_head
 from specllama.models.memory.plan import MemoryPlan, plan_memory
 from tests.support import tinygguf, tinyheads, tinymtp
+from tests.support.command import Command
+from tests.support.forks import BARE
 from tests.support.memory import plan_settings
 
 N_CTX, N_SLOTS, N_RS_SEQ = 32768, 16, 3
@@ -57,13 +57,8 @@ for _ in range(n_contexts):
 
 def allocated(target: Path, head: Path, mtp: bool, n_contexts: int) -> list[dict[str, float]]:
     """MiB of KV cache ("KV") and recurrent states ("RS") of the target's context and of all of the head's."""
-    numbers = [str(n) for n in (int(mtp), N_CTX, N_SLOTS, N_RS_SEQ, n_contexts)]
-    done = subprocess.run(
-        [sys.executable, "-c", CHILD, str(target), str(head), *numbers],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    numbers = int(mtp), N_CTX, N_SLOTS, N_RS_SEQ, n_contexts
+    done = Command(head.parent).python("-c", CHILD, target, head, *numbers, imports=BARE, timeout=120)
     assert done.returncode == 0, done.stderr
     usages = []
     for part in done.stdout.split("\ncontext\n")[1:]:

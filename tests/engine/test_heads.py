@@ -5,8 +5,6 @@ what a head was not fed it makes up for.
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -36,8 +34,9 @@ from specllama.llama.heads import BlockContext, HeadContext, TargetFeatures, uns
 from specllama.llama.library import llama
 from specllama.llama.model import LlamaModel
 from tests.support import tinygguf, tinyheads, tinymtp
+from tests.support.command import Command
+from tests.support.forks import BARE
 from tests.support.headloop import N_DRAFT, PROMPT
-from tests.support.paths import ROOT
 from tests.support.scripted import TableMask
 
 KINDS = ("mimo2", "qwen35", "step35", "gemma4", "eagle3", "dflash", "dflash2", "dspark")
@@ -208,8 +207,8 @@ def test_decodes_that_are_filled_up_change_neither_text_nor_drafts(pair, kind: s
 def test_drafts_are_those_of_llama_cpps_order_of_calls(kind: str, tmp_path: Path) -> None:
     files = write_pair(kind, tmp_path, 1.0)
     loop = {**dict.fromkeys(MTP, "mtp"), "step35": "chained", "gemma4": "assistant"}.get(kind, kind)
-    command = [sys.executable, "-m", "tests.support.headloop", loop, *map(str, files)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=ROOT, check=True)
+    done = Command(tmp_path).python("-m", "tests.support.headloop", loop, *files, imports=BARE)
+    assert done.returncode == 0, done.stderr
     one = Pair(kind, tmp_path, 1.0)
     try:
         one.target.decode([BatchRow(t, i, 0, True) for i, t in enumerate(PROMPT[:-1])])

@@ -6,8 +6,6 @@ Run as a program, this file is the child: paths in, JSON out.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,6 +18,7 @@ from specllama.gguf.check import check_tokenizer
 from specllama.gguf.header import Header, read_header
 from specllama.pair.check import check_pair
 from specllama.pair.vocab import PRE_TYPES, end_ids, read_vocab
+from tests.support.command import Command
 from tests.support.ggufbytes import Typed, vocabulary, words
 from tests.support.paths import ROOT
 
@@ -207,15 +206,7 @@ def rule(
 
 
 def query_llama(paths: Sequence[Path]) -> dict[str, Any]:
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "GGML_NO_BACKTRACE": "1"}
-    done = subprocess.run(
-        [sys.executable, __file__, *map(str, paths)],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-        env=env,
-    )
+    done = Command(paths[0].parent).python("-m", "tests.engine.test_pair_check", *paths, timeout=240)
     assert done.returncode == 0, done.stderr[-2000:]
     report: dict[str, Any] = json.loads(done.stdout)
     return report

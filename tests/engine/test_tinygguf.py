@@ -6,13 +6,13 @@ Each is loaded in a child process: on many invalid files llama.cpp aborts instea
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.support import tinygguf
+from tests.support.command import Command
+from tests.support.forks import BARE
 
 CHILD = """
 import ctypes, json, sys
@@ -90,9 +90,7 @@ KINDS = {  # name -> recurrent, hybrid, n_swa, whether three tokens can be rolle
 
 def run(path: Path) -> dict[str, object]:
     """The child's report on the model at `path`."""
-    done = subprocess.run(
-        [sys.executable, "-c", CHILD, str(path)], capture_output=True, text=True, timeout=60
-    )
+    done = Command(path.parent).python("-c", CHILD, path, imports=BARE)
     assert done.returncode == 0, done.stderr
     result: dict[str, object] = json.loads(done.stdout)
     return result

@@ -6,8 +6,6 @@ Each in a child process: on many invalid files llama.cpp aborts instead of raisi
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,17 +20,17 @@ from specllama.gguf.architectures import LAYER_INPUTS
 from specllama.llama.context import LlamaContext
 from specllama.llama.model import LlamaModel
 from tests.support import tinygguf, tinyheads, tinymtp
+from tests.support.command import Command
+from tests.support.forks import BARE
 from tests.support.headloop import N_DRAFT, PROMPT
 from tests.support.mimo2 import mimo2_of
-from tests.support.paths import ROOT
 
 Build = Callable[[Path], tuple[Path, Path]]
 
 
 def drafted(kind: str, target: Path, head: Path) -> dict[str, Any]:
     """What `tests.support.headloop` reports."""
-    command = [sys.executable, "-m", "tests.support.headloop", kind, str(target), str(head)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=ROOT)
+    done = Command(head.parent).python("-m", "tests.support.headloop", kind, target, head, imports=BARE)
     assert done.returncode == 0, done.stderr
     report: dict[str, Any] = json.loads(done.stdout)
     assert report["equal"]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.support.command import Command
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="forks")
 SECONDS = 60.0
@@ -51,13 +52,7 @@ print("ok")
 
 
 def run(program: str, tmp_path: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", PRELUDE + program, str(tmp_path)],
-        env={**os.environ, "GGML_NO_BACKTRACE": "1"},
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-    )
+    return Command(tmp_path).python("-c", PRELUDE + program, tmp_path, timeout=SECONDS)
 
 
 @pytest.mark.parametrize("program", [LONG, SAFE], ids=["expressions", "hand-written splitters"])

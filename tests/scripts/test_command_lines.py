@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.support.paths import ROOT
+from tests.support.command import Command
 
 MODULES = (
     "scripts.bench.capacity", "scripts.bench.conversations", "scripts.bench.experts",
@@ -25,8 +24,7 @@ MODULES = (
 
 
 def run(module: str, *args: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", module, *map(str, args)]
-    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60, check=False)
+    return Command(Path("/nowhere")).python("-m", module, *args)
 
 
 @pytest.mark.parametrize("module", MODULES)

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import IO
 
-from tests.support.command import MAIN, Command
+from tests.support.command import Command
 
 SECONDS = 30.0
 CTRL_C, CTRL_D, ALT_ENTER, TAB, UP = "\x03", "\x04", "\x1b\r", "\t", "\x1b[A"
@@ -36,22 +36,16 @@ class Terminal:
         *args: str,
         env: Mapping[str, str | None] | None = None,
         verb: str = "chat",
+        fork: bool = True,
         **files: IO[bytes],
     ) -> None:
-        """files: stdout and stderr where they are not the terminal."""
+        """fork: unless a test is about the start. files: stdout and stderr where they are no terminal."""
         self._ours, theirs = os.openpty()
-        environment = command.environment({"TERM": "xterm", "COLUMNS": None, **(env or {})})
         termios.tcsetwinsize(theirs, (40, 200))
         self.before = termios.tcgetattr(theirs)
-        self.process = subprocess.Popen(
-            [*MAIN, verb, *args],
-            stdin=theirs,
-            **{"stdout": theirs, "stderr": theirs, **files},
-            env=environment,
-            cwd=command.home,
-            start_new_session=True,
-            preexec_fn=_take_terminal,
-        )
+        changes = {"TERM": "xterm", "COLUMNS": None, **(env or {})}
+        streams = {"stdin": theirs, "stdout": theirs, "stderr": theirs, **files}
+        self.process = command.start(verb, *args, env=changes, fork=fork, terminal=True, **streams)
         self._theirs = theirs  # kept open, so that what was written last can be read after the end
         self._raw, self._at = b"", 0
 
@@ -140,10 +134,3 @@ class Terminal:
             if _WHERE in data:
                 os.write(self._ours, b"\x1b[40;1R")  # the last line: nothing is free below
             self._raw += data
-
-
-def _take_terminal() -> None:
-    """In the child: the pseudo-terminal is its controlling one, so that Ctrl-C becomes a signal."""
-    import fcntl
-
-    fcntl.ioctl(0, termios.TIOCSCTTY, 0)

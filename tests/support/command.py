@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.support.forks import COMMAND, fork_server
+from tests.support.forks import COMMAND, fork_server, take_terminal
 from tests.support.paths import ROOT
 
 MAIN = [sys.executable, "-m", "specllama"]
@@ -117,6 +117,33 @@ class Command:
             )
         return Result(done.returncode, done.stdout, done.stderr.decode("utf-8", "replace"))
 
+    def python(
+        self,
+        option: str,
+        program: str,
+        *args: object,
+        cwd: Path = ROOT,
+        timeout: float = 60,
+        imports: str = "",
+    ) -> subprocess.CompletedProcess[str]:
+        """`python -m MODULE ARGS` or `python -c PROGRAM ARGS`. imports: see ForkServer."""
+        environ = self.environment() | {"GGML_NO_BACKTRACE": "1"}  # an abort is quick
+        words = [option, program, *map(str, args)]
+        forks = fork_server(self.environment(), imports)
+        if forks is not None and forks.has_engine:
+            done = forks.run(words[1:], b"", environ, cwd, timeout, option)
+        else:
+            done = subprocess.run(
+                [sys.executable, *words],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                env=environ,
+                cwd=cwd,
+                timeout=timeout,
+                check=False,
+            )
+        return subprocess.CompletedProcess(words, done.returncode, done.stdout.decode(), done.stderr.decode())
+
     def generate(self, *args: str | bytes, **more: Any) -> Result:
         """`specllama run` without calibration; it must succeed."""
         result = self("run", "--no-calibrate", *args, **more)
@@ -139,19 +166,24 @@ class Command:
         env: Mapping[str, str | None] | None = None,
         module: str = COMMAND,
         fork: bool = False,
+        terminal: bool = False,
         **more: Any,
     ) -> Any:
         """Start the command, or another module with its arguments, as a subprocess.Popen. The caller ends it;
         `end_started` does so after a failed test. Its pipes have no buffers here: what comes along with a
         line that is read stays in the pipe, for `communicate` and `select`. fork: unless a test is about the
-        start.
+        start. terminal: stdin is one, and controls the process.
         """
         pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         environ = self.environment(env)
-        forks = fork_server(self.environment()) if fork and module == COMMAND else None
+        forks = fork_server(self.environment()) if fork else None
         if forks is not None and forks.fits(environ):
-            process = forks.start(module, args, environ, self.home, bufsize=0, **(pipes | more))
+            program, words = (COMMAND, args) if module == COMMAND else ("-m", (module, *args))
+            more = {**pipes, **more, "terminal": terminal}
+            process = forks.start(program, words, environ, self.home, bufsize=0, **more)
         else:
+            if terminal:
+                more |= {"start_new_session": True, "preexec_fn": take_terminal}
             line = [sys.executable, "-m", module, *args]
             process = subprocess.Popen(line, bufsize=0, env=environ, cwd=self.home, **(pipes | more))
         self._started.append(process)

@@ -3,6 +3,8 @@ most of the processor time of a short command, of a server's start and of an eng
 
 A fork has its own streams, environment, directory and exit code, and ends as an interpreter does. What
 depends on how an interpreter starts (encodings, paths of modules) needs a new process: `ForkServer.fits`.
+Other programs of Python are forked in the same way, and those that use llama.cpp without specllama from a
+process that has imported llama_cpp alone.
 An engine, which has imported llama.cpp, is forked where no GPU is in use: from here for a process that tests
 (`fork_engines`), and from itself for a command or server that is a fork (`_start_engine`), as is the
 engine's process for chat templates.
@@ -18,6 +20,7 @@ import gc
 import importlib
 import json
 import os
+import runpy
 import select
 import signal
 import socket
@@ -28,7 +31,7 @@ import threading
 import time
 import types
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any
@@ -39,6 +42,8 @@ from tests.support.paths import ROOT
 
 OFF = "TESTS_WITHOUT_FORKS"  # scripts/test --all sets it: each command is a new process
 COMMAND, ENGINE = "specllama", "specllama.worker.main"  # modules that are run
+PROGRAMS = ("-m", "-c")  # instead of one of these: the first argument is a module, or the text of a program
+BARE = "llama_cpp"  # what a server has imported that forks programs without specllama
 _AT_START = ("PYTHON", "LC_", "LANG")  # beginnings of variables that an interpreter reads when it starts
 _WITH_ENGINE = (
     "OMP_",
@@ -48,11 +53,23 @@ _WITH_ENGINE = (
     "LD_",
     "SPECLLAMA_KERNELS",
 )  # those that llama.cpp reads
+_AT_ABORT = "GGML_NO_BACKTRACE"  # but for this one, which it reads late
 _IMPORTS = (
     *("specllama.cli.app", "specllama.server.main", "typer._adapters", "pydantic.type_adapter"),
     "specllama.text.chat_template",
 )
 _N_PIPES = 3
+_SHIM = """#!{python} -IS
+import json, os, socket, sys
+link = socket.socket(socket.AF_UNIX)
+link.connect({address!r})
+socket.send_fds(link, [b"\\n"], [0, 1, 2])
+link.sendall(json.dumps([{module!r}, sys.argv[1:], dict(os.environ), os.getcwd(), False, False]).encode())
+link.shutdown(socket.SHUT_WR)
+with link.makefile("rb") as replies:
+    code = int(replies.readlines()[1])
+sys.exit(code if code >= 0 else 128 - code)
+"""
 
 
 def _at_start(environ: Mapping[str, str]) -> dict[str, str]:
@@ -60,7 +77,9 @@ def _at_start(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _with_engine(environ: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in environ.items() if name.startswith(_WITH_ENGINE)}
+    found = {name: value for name, value in environ.items() if name.startswith(_WITH_ENGINE)}
+    found.pop(_AT_ABORT, None)
+    return found
 
 
 class Fork:
@@ -135,16 +154,18 @@ def _read(pipe: IO[bytes] | None) -> bytes:
 
 
 class ForkServer:
-    """The process that is forked; it ends with this one. environ: its environment."""
+    """The process that is forked; it ends with this one. environ: its environment. imports: BARE, or "" for
+    what commands and engines import.
+    """
 
-    def __init__(self, environ: Mapping[str, str]) -> None:
+    def __init__(self, environ: Mapping[str, str], imports: str = "") -> None:
         self._environ, self._folder = dict(environ), tempfile.TemporaryDirectory()
         self._address = f"{self._folder.name}/forks"
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(self._address)
             listener.listen(64)
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.support.forks", str(listener.fileno())],
+                [sys.executable, "-m", "tests.support.forks", str(listener.fileno()), imports],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,  # as the commands have it
                 stderr=subprocess.PIPE,
@@ -156,7 +177,7 @@ class ForkServer:
 
     @functools.cached_property
     def has_engine(self) -> bool:
-        """Whether engines can be forked."""
+        """Whether engines and other programs that use llama.cpp can be forked."""
         assert self._process.stdout is not None
         return self._process.stdout.readline() == b"1\n"
 
@@ -179,9 +200,12 @@ class ForkServer:
         stdout: int | IO[bytes] = subprocess.PIPE,
         stderr: int | IO[bytes] = subprocess.PIPE,
         bufsize: int = -1,
+        start_new_session: bool = False,
+        terminal: bool = False,
     ) -> Fork:
-        """A module that runs as a program with these arguments."""
-        order = json.dumps([module, [os.fsdecode(arg) for arg in args], dict(environ), str(cwd)]).encode()
+        """A module that runs as a program with these arguments. terminal: stdin is one, and controls it."""
+        words = [os.fsdecode(arg) for arg in args]
+        order = json.dumps([module, words, dict(environ), str(cwd), start_new_session, terminal]).encode()
         ends = [_ends(stream, i, bufsize) for i, stream in enumerate((stdin, stdout, stderr))]
         link = socket.socket(socket.AF_UNIX)
         link.connect(self._address)
@@ -192,11 +216,22 @@ class ForkServer:
         link.shutdown(socket.SHUT_WR)
         return Fork([module, *args], link, [ours for _, ours in ends])
 
+    def write_command(self, path: Path) -> None:
+        """Write a program that runs the command in a fork with what it is given itself, for shells."""
+        path.write_text(_SHIM.format(python=sys.executable, address=self._address, module=COMMAND), "utf-8")
+        path.chmod(0o755)
+
     def run(
-        self, args: Sequence[str | bytes], stdin: bytes, environ: Mapping[str, str], cwd: Path, timeout: float
+        self,
+        args: Sequence[str | bytes],
+        stdin: bytes,
+        environ: Mapping[str, str],
+        cwd: Path,
+        timeout: float,
+        module: str = COMMAND,
     ) -> subprocess.CompletedProcess[bytes]:
         """What subprocess.run returns for a command, or raises."""
-        process = self.start(COMMAND, args, environ, cwd)
+        process = self.start(module, args, environ, cwd)
         out, err = process.communicate(stdin, timeout)
         return subprocess.CompletedProcess(args, process.wait(), out, err)
 
@@ -212,16 +247,16 @@ def _ends(stream: int | IO[bytes], number: int, bufsize: int) -> tuple[int, IO[b
 
 
 @functools.cache
-def _server(environ: tuple[tuple[str, str], ...]) -> ForkServer:
-    return ForkServer(dict(environ))
+def _server(environ: tuple[tuple[str, str], ...], imports: str) -> ForkServer:
+    return ForkServer(dict(environ), imports)
 
 
-def fork_server(environ: Mapping[str, str]) -> ForkServer | None:
+def fork_server(environ: Mapping[str, str], imports: str = "") -> ForkServer | None:
     """This process's server, None where processes are not forked. environ: the usual one of a command."""
     measures = "PYTEST_VERSION" not in os.environ  # a campaign of its own: soak, measure
     if OFF in os.environ or measures or not hasattr(os, "fork"):
         return None
-    return _server(tuple(sorted((_at_start(environ) | _with_engine(environ)).items())))
+    return _server(tuple(sorted((_at_start(environ) | _with_engine(environ)).items())), imports)
 
 
 ENGINES: list[Fork] = []
@@ -265,7 +300,7 @@ def _become(link: socket.socket) -> str:
     """Fork once more: this process reports what becomes of its child, in which the function returns."""
     _, pipes, _, _ = socket.recv_fds(link, 1, _N_PIPES)
     with link.makefile("rb") as sent:
-        module, args, environ, cwd = json.load(sent)
+        module, args, environ, cwd, start_new_session, terminal = json.load(sent)
     if pid := os.fork():
         for pipe in pipes:
             os.close(pipe)
@@ -280,11 +315,53 @@ def _become(link: socket.socket) -> str:
     for stream, pipe in enumerate(pipes):
         os.dup2(pipe, stream)
         os.close(pipe)
+    if start_new_session or terminal:
+        os.setsid()
+    if terminal:
+        take_terminal()
+    sys.stdout.reconfigure(line_buffering=sys.stdout.isatty())  # type: ignore[union-attr]
     os.environ.clear()
     os.environ.update(environ)
     os.chdir(cwd)
     sys.argv[1:] = args
     return module
+
+
+def take_terminal() -> None:
+    """stdin is the controlling terminal of this process, which leads a session: Ctrl-C becomes a signal."""
+    import fcntl
+    import termios
+
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
+@contextlib.contextmanager
+def _ended_soon() -> Iterator[None]:
+    """End this process after the block as an interpreter does, but without freeing what it has in memory:
+    that would copy all that it shares with the process it was forked from.
+    """
+    code: Any = None
+    try:
+        yield
+    except SystemExit as stop:
+        code = stop.code
+    if code is None or isinstance(code, int):
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+        with contextlib.suppress(OSError, ValueError):  # what cannot be written ends it as ever
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit((code or 0) & 0xFF)
+    sys.exit(code)
+
+
+def _run_program(option: str, program: str, *args: str) -> None:
+    """As an interpreter with this option does."""
+    sys.argv[:] = [option, *args]
+    if option == "-m":
+        runpy.run_module(program, run_name="__main__", alter_sys=True)
+    else:
+        exec(compile(program, "<string>", "exec"), {"__name__": "__main__"})
 
 
 def _import_engine() -> bool:
@@ -351,7 +428,8 @@ def _become_engine(environ: Mapping[str, str]) -> None:
         signal.signal(number, signal.SIG_DFL)
     sys.setswitchinterval(0.005)  # a server has another one
     gc.enable()  # Popen disables it
-    _run_engine()
+    with _ended_soon():
+        _run_engine()
 
 
 def _run_engine() -> None:
@@ -394,19 +472,28 @@ def _import_commands() -> None:
 
 if __name__ == "__main__":
     before = dict(os.environ)
-    _import_commands()
-    has_engine = _import_engine()
+    if bare := sys.argv[2]:
+        importlib.import_module(bare)
+        has_engine = sys.platform == "linux"
+    else:
+        _import_commands()
+        has_engine = _import_engine()
     sys.stdout.write(f"{has_engine:d}\n")
     sys.stdout.flush()
     gc.freeze()  # what is shared with the forks is not copied by their collections
     module = _wait_for_order(socket.socket(fileno=int(sys.argv[1])))
     if module == ENGINE:
         os.setsid()
-        _run_engine()
-    from specllama.__main__ import main
-
+        with _ended_soon():
+            _run_engine()
     # Most commands of the tests fail before they need an engine: none starts early.
     python_command.start_engine_early = lambda: None
-    if has_engine:
+    if has_engine and not bare:
         python_command._start_engine = _start_engine(python_command._start_engine, before)
-    main()
+    with _ended_soon():
+        if module in PROGRAMS:
+            _run_program(module, *sys.argv[1:])
+        else:
+            from specllama.__main__ import main
+
+            main()
