@@ -230,7 +230,9 @@ class Generation:
         """The next token. row: logits, shape (n_vocab,). NO_CHOICE where it must be chosen again from a row
         decoded by itself, or where the generation ends because the grammar allows no token.
         """
-        forced, margin = self.request.forced, 2 * self.epsilon
+        forced = self.request.forced
+        # a text whose decodes all have its one width is not compared with rows decoded by themselves
+        margin = 2 * self.epsilon if self.shared or self.exact_rows is None else 0.0
         try:
             self._choice = choice = self.sampler.choose(row, self.history, margin, self.request.mask)
         except MaskError as error:
@@ -241,12 +243,12 @@ class Generation:
         if choice.token == NOTHING_LEGAL:
             self.finish_reason = "stop"
             return NO_CHOICE
-        if choice.margin < 2 * self.epsilon:
+        if choice.margin < margin:
             if self.shared and self._decides_again():
                 self.stats.redecided += 1
                 self.single_row = True
                 return NO_CHOICE
-            self.stats.near_ties += self.shared or self.exact_rows is None
+            self.stats.near_ties += 1
         return self._with_logprobs(row, choice.token)
 
     def _with_logprobs(self, row: Row, token: int) -> int:

@@ -99,6 +99,8 @@ def compiler_of(environ: Mapping[str, str]) -> list[str]:
 def objects(machine: str) -> dict[str, list[str]]:
     """The object files of a processor, and the compiler's arguments for each, without FLAGS."""
     outputs = {"plugin.o": [str(NATIVE / "plugin.cpp"), f'-DSPECLLAMA_SOURCES="{sources()}"']}
+    at_least = COMMON if machine == "x86_64" else ()
+    outputs["sampling.o"] = [str(NATIVE / "sampling.cpp"), *at_least]
     for level in OF_MACHINE[machine]:
         if level == "neon":
             outputs[f"{level}.o"] = [str(NATIVE / "neon.cpp")]

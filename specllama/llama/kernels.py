@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specllama.config.store import cache_dir
+from specllama.core.sampling import native
 from specllama.errors import EngineError, UsageError
 from specllama.llama.kernel_build import (
     LEVELS,
@@ -127,6 +128,7 @@ def _start(library: Any, level: str, environ: Mapping[str, str]) -> Kernels:
     except Unusable:
         plugin.specllama_stop()
         raise
+    native.functions = native.NativeFunctions(plugin)
     name = plugin.specllama_level().decode()
     return Kernels(name, "", f"{sources()} {name}")
 

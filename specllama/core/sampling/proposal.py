@@ -10,12 +10,15 @@ from collections.abc import Sequence
 import numpy as np
 
 from specllama.core.interfaces import Alternative, DecodeError, Mask, Proposal, Row, Sampler
+from specllama.core.sampling import native
 from specllama.core.sampling.rows import top_ids
 from specllama.core.sampling.sampler import NOTHING_LEGAL
 
 
 def probability(row: Row, token: int) -> float:
     """The token's probability in the softmax of the raw row."""
+    if (known := native.probability(row, token)) is not None:
+        return known
     weights = row - row.max()
     np.exp(weights, out=weights)
     return float(weights[token] / weights.sum())

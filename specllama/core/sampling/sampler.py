@@ -23,6 +23,7 @@ from specllama.core.interfaces import DecodeError, Mask, Row, SampledToken
 from specllama.core.sampling.chain import Chain, Survivors, active_steps, penalised, recent
 from specllama.core.sampling.dry import Breakers
 from specllama.core.sampling.infill import InfillRule
+from specllama.core.sampling.native import UNKNOWN, NativeChoice
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.sampling.rows import BlockMaxima, Ids, best_first, gumbel, keyed_best
 
@@ -171,6 +172,8 @@ class KeyedSampler:
         # A repeat penalty stretches differences of logits, so margins in the model's logits are smaller.
         repeat = params.repeat_penalty if params.penalised else 1.0
         self._stretch = max(repeat, 1 / repeat)
+        least = self._log_min_p
+        self._native = NativeChoice(params.top_k, params.top_p, least, self._temperature, seed)
 
     @property
     def greedy(self) -> bool:
@@ -353,10 +356,13 @@ class KeyedSampler:
 
         unseen: an upper bound of the logits that are not among the candidates; -inf where all are.
         """
+        usual = not margin and legal is None and self.infill is None
+        if usual and (token := self._native.choose(row, position)) != UNKNOWN:
+            return SampledToken(token, math.inf)
         maxima, top_k = BlockMaxima(row), self._top_k(row)
         top = _finite(maxima.top, position)
         floor = self._floor(top, top_k)
-        if not margin and legal is None and self.infill is None:
+        if usual:
             only = maxima.only_from(floor)
             if only is not None:
                 return SampledToken(only, math.inf)

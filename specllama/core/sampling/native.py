@@ -1,0 +1,73 @@
+"""The most usual choice, and the probability of a token, by compiled functions (llama/native/sampling.cpp).
+
+After a decode, little of what numpy executes for a choice is left in the processor's caches: it then takes
+five times as long as in a loop. The results are those of sampler.py but for the last bit of a score.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+from specllama.core.interfaces import Row
+
+UNKNOWN = -1  # where only numpy knows, or says what is wrong
+_MASK64 = (1 << 64) - 1
+
+
+class _SamplingParams(ctypes.Structure):
+    """sampling_params of sampling.cpp."""
+
+    _fields_ = (
+        ("top_p", ctypes.c_double),
+        ("log_min_p", ctypes.c_double),
+        ("temperature", ctypes.c_double),
+        ("seed", ctypes.c_uint64),
+        ("top_k", ctypes.c_int32),
+    )
+
+
+class NativeFunctions:
+    """Those of a library that is compiled from sampling.cpp. Raises AttributeError where it lacks them."""
+
+    def __init__(self, library: Any) -> None:
+        self.choose, self.probability = library.specllama_choose, library.specllama_probability
+        self.choose.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p, ctypes.c_uint64]
+        self.probability.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_int]
+        self.probability.restype = ctypes.c_double
+
+
+functions: NativeFunctions | None = None  # of this process
+
+
+class NativeChoice:
+    """The choice by top-k, top-p, min-p and temperature, with keyed noise."""
+
+    def __init__(self, top_k: int, top_p: float, log_min_p: float, temperature: float, seed: int) -> None:
+        self._params = _SamplingParams(top_p, log_min_p, temperature, seed & _MASK64, top_k)
+        self._pointer = ctypes.byref(self._params)
+
+    def choose(self, row: Row, position: int) -> int:
+        """The token; UNKNOWN where that is left to numpy. row: logits, shape (n_vocab,)."""
+        if functions is None or (logits := _pointer(row)) is None:
+            return UNKNOWN
+        return int(functions.choose(logits, len(row), self._pointer, position))
+
+
+def probability(row: Row, token: int) -> float | None:
+    """The token's probability in the softmax of the row, None where that is left to numpy."""
+    if functions is None or (logits := _pointer(row)) is None:
+        return None
+    return float(functions.probability(logits, len(row), token))
+
+
+def _pointer(row: Row) -> Any:
+    """To the row's memory, None unless it consists of 32-bit numbers in a row that may be written to."""
+    try:
+        return (
+            ctypes.byref(ctypes.c_float.from_buffer(row))
+            if row.itemsize == ctypes.sizeof(ctypes.c_float)
+            else None
+        )
+    except (TypeError, ValueError):
+        return None
