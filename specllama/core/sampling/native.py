@@ -61,7 +61,7 @@ def probability(row: Row, token: int) -> float | None:
     return float(functions.probability(logits, len(row), token))
 
 
-def _pointer(row: Row) -> Any:
+def _pointer(row: Any) -> Any:
     """To the row's memory, None unless it consists of 32-bit numbers in a row that may be written to."""
     try:
         return (
