@@ -317,8 +317,10 @@ def remove_left() -> None:
 def _folder(pid: int, parent: str) -> str:
     """The folder of this process's images, which is locked as long as it runs. Raises OSError."""
     remove_left()
-    folder = tempfile.mkdtemp(prefix=_PREFIX, dir=parent)
-    _locked(folder)
+    for _ in range(3):  # another process may take a new folder for one that was left
+        folder = tempfile.mkdtemp(prefix=_PREFIX, dir=parent)
+        if _locked(folder) is not None:
+            break
     atexit.register(_remove_folder, folder, pid)
     return folder
 

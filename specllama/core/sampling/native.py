@@ -62,12 +62,10 @@ def probability(row: Row, token: int) -> float | None:
 
 
 def _pointer(row: Any) -> Any:
-    """To the row's memory, None unless it consists of 32-bit numbers in a row that may be written to."""
+    """To a row's memory, None unless it is a writable block of 32-bit numbers."""
+    if row.itemsize != ctypes.sizeof(ctypes.c_float):
+        return None
     try:
-        return (
-            ctypes.byref(ctypes.c_float.from_buffer(row))
-            if row.itemsize == ctypes.sizeof(ctypes.c_float)
-            else None
-        )
+        return ctypes.byref(ctypes.c_float.from_buffer(row))
     except (TypeError, ValueError):
         return None
