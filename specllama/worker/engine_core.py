@@ -51,6 +51,10 @@ if TYPE_CHECKING:
 _PREFILL_REPORT_SECONDS = 0.5  # between two reports of a prefill
 _MEMORY_SECONDS = 1.0  # at most, for writing texts at the end
 _INDEXED_WHEN_IDLE = 16384  # tokens of earlier texts at a time, in 4 ms
+_WITHOUT_AMX = (
+    "AMX is not used with specllama's kernels: with weights of Q8_0 llama.cpp may read prompts in half the "
+    "time; SPECLLAMA_KERNELS=off uses AMX"
+)
 
 
 class LoadedEngine:
@@ -113,6 +117,8 @@ class LoadedEngine:
         else:
             self.exact.hold_widths()
         notes += self.idle.notes()
+        if loaded.model.leaves_amx:
+            notes.append(Note(_WITHOUT_AMX))
         self.ready = protocol.Ready(load_info(loaded, prompts.works, notes, prompts.calls))
 
     def handle(self, message: protocol.Message, size: int = 0) -> None:

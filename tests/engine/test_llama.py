@@ -106,3 +106,17 @@ def test_amx_is_not_used_on_a_gpu_or_with_float_weights(
     floats = LlamaModel(ModelSettings(path=str(path), n_gpu_layers=0))
     assert not floats.uses_amx
     floats.close()
+
+
+def test_only_weights_of_q8_0_were_faster_with_amx(
+    draft: LlamaModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draft.settings = ModelSettings(path=str(EMBEDDED_DRAFT), n_gpu_layers=0)
+    for file_type, leaves in (("7", True), ("2", False), ("15", False)):
+        monkeypatch.setattr(LlamaModel, "metadata", lambda *_, now=file_type: now)
+        info(monkeypatch, b"AMX_INT8 = 1", level="avx512")
+        assert draft.leaves_amx == leaves
+        info(monkeypatch, b"AVX512 = 1", level="avx512")
+        assert not draft.leaves_amx
+        info(monkeypatch, b"AMX_INT8 = 1")
+        assert not draft.leaves_amx
