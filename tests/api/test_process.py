@@ -25,7 +25,7 @@ class Program:
     BEGIN = """
         import asyncio, os, sys, threading, time
         from specllama import LLM, AsyncLLM, SamplingParams
-        llm = LLM(max_model_len=32768, n_threads=1, calibrate=False)
+        llm = LLM("pydoc", max_model_len=32768, n_threads=1, calibrate=False)
         print(llm._engine.client().pid, flush=True)
         FOR_EVER = SamplingParams(max_tokens=-2, seed=1)
         def count(llm):
@@ -134,7 +134,7 @@ class TestExit:
         out = program("""
             import gc, psutil
             old = psutil.Process(llm._engine.client().pid)
-            llm = LLM(n_threads=1, calibrate=False)
+            llm = LLM("pydoc", n_threads=1, calibrate=False)
             gc.collect()
             deadline = time.monotonic() + 20
             while old.is_running() and old.status() != "zombie" and time.monotonic() < deadline:
@@ -147,7 +147,7 @@ class TestExit:
     def test_asynchronous_without_aclose(self, program: Program) -> None:
         program("""
             async def main():
-                other = AsyncLLM(n_threads=1, calibrate=False)
+                other = AsyncLLM("pydoc", n_threads=1, calibrate=False)
                 async for output in other.generate("def ", FOR_EVER):
                     break
             asyncio.run(main())
@@ -158,7 +158,7 @@ class TestSurroundings:
     def test_in_a_running_loop_as_in_a_notebook(self, program: Program) -> None:
         out = program("""
             async def cell():
-                with LLM(n_threads=1, calibrate=False) as other:
+                with LLM("pydoc", n_threads=1, calibrate=False) as other:
                     return count(other)
             print(asyncio.run(cell(), debug=False))
         """)
@@ -180,7 +180,7 @@ class TestSurroundings:
                             print(error.message, flush=True)
                     stream.close()
                     llm.close()
-                    with LLM(n_threads=1, calibrate=False) as own:
+                    with LLM("pydoc", n_threads=1, calibrate=False) as own:
                         print(count(own), flush=True)
                 finally:
                     os._exit(0)

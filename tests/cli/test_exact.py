@@ -71,6 +71,7 @@ def test_other_sizes_of_batches_leave_the_width_as_it_is(without: Command, tmp_p
     assert [width("-ub", "16", "-b", "16"), width()] == [16, 20]
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("kernels", ["command", "without"])
 def test_without_flash_attention_decodes_have_one_width(request, tmp_path, kernels: str) -> None:
     """llama.cpp's rows are bit-equal after some texts then, and not after others, some of 900 tokens."""
