@@ -121,7 +121,7 @@ def _scalar(kind: type) -> _Read:
 def _literal(allowed: tuple[object, ...]) -> _Read:
     def read(value: object) -> object:
         if value not in allowed:
-            raise ValueError(f"one of {allowed} expected, not {value!r:.80}")
+            raise ValueError(f"{' or '.join(map(repr, allowed))} expected, not {value!r:.80}")
         return value
 
     return read

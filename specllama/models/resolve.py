@@ -295,8 +295,8 @@ class Library:
     def _path(self, parsed: ParsedName, argument: str) -> str:
         name, path = parsed.name, os.path.expanduser(parsed.file or parsed.name)
         if os.path.isdir(path):
-            hint = f"name a .gguf file in it; or have {MODELS_DIR} or --models-dir name the folder"
-            raise UsageError(f"{argument}: {name} is a folder", f"{hint}: its files are names then")
+            hint = f"name a .gguf file in it; or have {MODELS_DIR} name the folder: its files are names then"
+            raise UsageError(f"{argument}: {name} is a folder", hint)
         if os.path.exists(path):
             return path
         if parsed.file:

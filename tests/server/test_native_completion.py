@@ -322,7 +322,7 @@ def test_without_reuse_all_of_a_prompt_is_evaluated(server: Server) -> None:
     ollama = {"model": "pydoc-target", "prompt": prompt, "stream": False, "options": {"num_predict": 2}}
     assert server.post("/api/generate", {**ollama, "cache": {"reuse": False}}).status == 200
     refused = server.post("/completion", {**alone, "cache": {"reuse": False, "keep": True}})
-    assert (refused.status, "cache has the fields store and reuse only" in refused.error["message"]) == (
+    assert (refused.status, "cache: has the fields store and reuse only" in refused.error["message"]) == (
         400,
         True,
     )

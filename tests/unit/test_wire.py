@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -33,6 +34,12 @@ def test_what_is_malformed_or_too_long_is_one_error(tmp_path: Path, text: str | 
     path.write_bytes(text.encode() if isinstance(text, str) else text)
     with pytest.raises(ValueError):
         wire.from_file(Stored, path, 100)
+
+
+def test_one_of_several_values_is_named_as_they_are_written() -> None:
+    for allowed, words in ((Literal["user"], "'user' expected"), (Literal["a", "b"], "'a' or 'b' expected")):
+        with pytest.raises(ValueError, match=f"^{words}, not 'c'$"):
+            wire.from_plain(allowed, "c")
 
 
 def test_a_part_that_is_malformed_has_a_default() -> None:

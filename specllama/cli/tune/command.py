@@ -157,7 +157,7 @@ def _with_candidates(names: Sequence[str], values: Values, target: str) -> list[
     strict = build.load_settings(values.overlaid({"draft_model": "auto", "draft_vocab": "strict"}))
     if "auto" not in names or not strict.wants_draft_model:
         return list(names)
-    known = prepare_if_on_disk(Library(), strict)
+    known = prepare_if_on_disk(Library(models_dir=values.get("models_dir", "")), strict)
     if known is None or known.draft is not None:
         return list(names)
     candidates = list(foreign_candidates(library(), read_model(target)))

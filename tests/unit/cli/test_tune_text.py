@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from specllama.cli.tune.command import make_plan
 from specllama.cli.tune.results import TuneResults, lines, threads_verdict, verdict
 from specllama.client.tune_messages import (
     DraftPrediction,
@@ -21,9 +23,11 @@ from specllama.client.tune_messages import (
     WrittenTexts,
 )
 from specllama.config.load import ModelSettings
+from specllama.config.sources import Values
 from specllama.core.policy.config import DEFAULT
 from specllama.core.policy.cost_curve import CostCurve
 from specllama.core.replay.break_even import break_evens
+from specllama.data import EMBEDDED_TARGET
 from tests.support.loads import TARGET, load_info
 
 T1 = 0.02
@@ -251,3 +255,11 @@ def test_the_head_inside_the_model_is_named_as_what_it_is():
     left_out = TuneResults([], {target: "it lacks a tensor"}, target=target)
     left_out.info = load_info()
     assert "head of the model cannot be used: it lacks a tensor." in text(left_out)
+
+
+def test_the_model_may_be_a_name_in_a_folder_of_models(tmp_path: Path) -> None:
+    (tmp_path / "mine.gguf").symlink_to(EMBEDDED_TARGET)
+    given = {"model": "mine", "models_dir": str(tmp_path)}
+    settings, order, unusable = make_plan(given, Values(given))
+    assert Path(settings.target.path).resolve() == Path(EMBEDDED_TARGET).resolve()
+    assert unusable == {} and order.n_tokens is None

@@ -115,7 +115,7 @@ class CacheChoice(Body):
     def _read_switch(cls, data: Any) -> Any:
         unknown = [name for name in data if name not in cls.model_fields] if isinstance(data, dict) else []
         if unknown:
-            raise ValueError(f"cache has the fields store and reuse only, not {str(unknown[0])[:40]!r}")
+            raise ValueError(f"has the fields store and reuse only, not {str(unknown[0])[:40]!r}")
         return {"store": data} if isinstance(data, bool) else data
 
 
