@@ -262,4 +262,5 @@ def test_the_model_may_be_a_name_in_a_folder_of_models(tmp_path: Path) -> None:
     given = {"model": "mine", "models_dir": str(tmp_path)}
     settings, order, unusable = make_plan(given, Values(given))
     assert Path(settings.target.path).resolve() == Path(EMBEDDED_TARGET).resolve()
-    assert unusable == {} and order.n_tokens is None
+    assert unusable == {}
+    assert order.n_tokens is None
