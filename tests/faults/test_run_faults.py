@@ -187,7 +187,7 @@ FLAGS = [  # added to a valid command line: exit code, and a part of the message
     ("zap", 2, "two prompts"),
     ("--chat-template a --chat-template-file b", 2, "--chat-template-file"),
     ("--chat-template-file none.jinja", 3, "none.jinja"),
-    ("--log-file /nowhere/x.log", 2, "--log-file"),
+    ("--log-file /dev/null/x.log", 2, "--log-file"),
     ("--log-file -", 2, "--log-file must be the path of a file"),
     (f"-s {2**64}", 2, f"--seed must be a whole number from {-(2**63)} to {2**64 - 1}, not {2**64}"),
     ("--stop=", 2, "--stop must be"),

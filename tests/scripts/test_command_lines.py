@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -22,9 +23,11 @@ MODULES = (
     "training", "training.head", "training.head.acceptance", "training.head.write", "training.make_data",
 )  # fmt: skip
 
+HOME = tempfile.TemporaryDirectory()
+
 
 def run(module: str, *args: object) -> subprocess.CompletedProcess[str]:
-    return Command(Path("/nowhere")).python("-m", module, *args)
+    return Command(Path(HOME.name)).python("-m", module, *args)
 
 
 @pytest.mark.parametrize("module", MODULES)

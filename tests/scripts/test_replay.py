@@ -6,6 +6,7 @@ import json
 import re
 import statistics
 import subprocess
+import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,9 +22,11 @@ CHANGES_COST_MORE_THAN_THREE_DECODES = "MoE 128/8, 16 layers, Q4_K_M"
 LAST = (0.0, 1.0)  # only the last block adds something: a head that is a copy of it is perfect
 NOISE = 0.1  # makes it wrong now and then
 
+HOME = tempfile.TemporaryDirectory()
+
 
 def run(*arguments: object) -> subprocess.CompletedProcess[str]:
-    return Command(Path("/nowhere")).python("-m", "scripts.replay", *arguments, timeout=240)
+    return Command(Path(HOME.name)).python("-m", "scripts.replay", *arguments, timeout=240)
 
 
 class Cell(NamedTuple):
