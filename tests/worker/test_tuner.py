@@ -160,6 +160,7 @@ def test_everything_is_measured_and_the_better_draft_has_the_higher_acceptance(
     assert predicted[2] > predicted[0]
 
 
+@pytest.mark.alone
 def test_the_next_run_starts_with_the_measurements(front: Callable[..., Front]) -> None:
     one = front()
     tuned(one, DRAFT)
