@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -170,7 +170,7 @@ def read_environment(environ: Mapping[str, str]) -> Values:
         name = variable[len(PREFIX) :].lower()
         name = LONG_FLAGS.get(name, name)
         if name not in STORED:
-            raise ConfigError(f"unknown environment variable {variable}", _similar(name, _variable))
+            raise ConfigError(f"unknown environment variable {variable}", _similar(name, PREFIX))
         if name in values:
             raise ConfigError(f"{values.origins[name]} and {variable} set the same option")
         entry = STORED[name]
@@ -219,15 +219,11 @@ def _checked(value: Any, entry: Option, where: str, many: bool, separated: bool)
     return value
 
 
-def _variable(name: str) -> str:
-    return PREFIX + name.upper()
-
-
-def _similar(name: str, shown: Callable[[str], str] = str) -> str:
+def _similar(name: str, prefix: str = "") -> str:
+    """A hint for an unknown option. prefix: of the names of variables."""
     import difflib
 
     close = [other for other, entry in STORED.items() if f"-{name}" in entry.flags]
     close = close or difflib.get_close_matches(name[:100], [*STORED, *LONG_FLAGS], n=3)
-    return (
-        f"did you mean {' or '.join(map(shown, close))}?" if close else "specllama run --help names them all"
-    )
+    names = [prefix + other.upper() if prefix else other for other in close]
+    return f"did you mean {' or '.join(names)}?" if names else "specllama run --help names them all"

@@ -128,7 +128,7 @@ def _start(library: Any, level: str, environ: Mapping[str, str]) -> Kernels:
     except Unusable:
         plugin.specllama_stop()
         raise
-    native.functions = native.NativeFunctions(plugin)
+    native.functions = plugin.sampling
     name = plugin.specllama_level().decode()
     return Kernels(name, "", f"{sources()} {name}")
 
@@ -179,6 +179,7 @@ def _open(path: Path) -> Any:
             getattr(plugin, name).restype = ctypes.c_char_p
         plugin.specllama_start.argtypes = [ctypes.c_void_p, ctypes.c_char_p]
         plugin.specllama_computed.restype = ctypes.c_long
+        plugin.sampling = native.NativeFunctions(plugin)
     except (OSError, AttributeError) as error:
         raise Unusable(f"their object cannot be loaded: {error}") from None
     return plugin

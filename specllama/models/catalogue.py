@@ -19,7 +19,7 @@ from specllama.data import EMBEDDED_TARGET
 from specllama.errors import NotFoundError, SpecllamaError
 from specllama.models.demo import DemoStore
 from specllama.models.installed import installed_models
-from specllama.models.names import DEMO, PYDOC, shown, spellings
+from specllama.models.names import DEMO, PYDOC, name_variants, shown
 from specllama.models.quants import is_head_name
 from specllama.models.resolve import Library
 from specllama.text.reasoning import TAGS
@@ -83,7 +83,7 @@ class Catalogue:
         """The models of this name or id, in capitals or not; one that is written exactly so alone."""
         if exact := [model for model in self.models if model.id == name]:
             return exact[-1:]
-        known = (self._by_name.get(one) for one in spellings(name.lower()))
+        known = (self._by_name.get(one) for one in name_variants(name.lower()))
         return next(filter(None, known), [])
 
     def find(self, name: str) -> CatalogueModel | None:

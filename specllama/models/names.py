@@ -137,7 +137,7 @@ def check_file(path: str) -> None:
         raise UsageError(f"{shown(path)} cannot be a file of a repository")
 
 
-def spellings(name: str) -> list[str]:
+def name_variants(name: str) -> list[str]:
     """A name that a client asks for, and those that it may stand for: without Ollama's tag, and without the
     ending of the file.
     """

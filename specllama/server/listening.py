@@ -100,6 +100,8 @@ def notify(state: str) -> None:
 def check_form(host: str) -> None:
     """Raises UsageError for what has not the form of an address; what a name leads to is seen later."""
     plain = host.strip("[]")
+    if host not in (plain, f"[{plain}]") and not host.startswith(UNIX):
+        raise _no_host(host)
     try:
         if not plain.strip("0123456789."):
             socket.inet_aton(plain)

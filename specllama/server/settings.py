@@ -11,7 +11,7 @@ from specllama.config import defaults
 from specllama.config.load import LoadSettings
 from specllama.config.text_file import expanded
 from specllama.errors import UsageError, option
-from specllama.models.names import spellings
+from specllama.models.names import name_variants
 from specllama.server.http.origins import Origins, root_path
 from specllama.server.listening import addresses, check_form
 
@@ -128,8 +128,8 @@ class ServerSettings:
 
     def has_name(self, name: str) -> bool:
         """Whether this is a name of the model, apart from "*"."""
-        return not {*self.shown_names, *self.names, *self.called}.isdisjoint(spellings(name))
+        return not {*self.shown_names, *self.names, *self.called}.isdisjoint(name_variants(name))
 
     def names_embedder(self, name: str) -> bool:
         """Whether this is a name of the embedding model."""
-        return not set(self.embedder_names).isdisjoint(spellings(name))
+        return not set(self.embedder_names).isdisjoint(name_variants(name))

@@ -157,10 +157,11 @@ def _with_candidates(names: Sequence[str], values: Values, target: str) -> list[
     strict = build.load_settings(values.overlaid({"draft_model": "auto", "draft_vocab": "strict"}))
     if "auto" not in names or not strict.wants_draft_model:
         return list(names)
-    known = prepare_if_on_disk(Library(models_dir=values.get("models_dir", "")), strict)
+    folder = values.get("models_dir", "")
+    known = prepare_if_on_disk(Library(models_dir=folder), strict)
     if known is None or known.draft is not None:
         return list(names)
-    candidates = list(foreign_candidates(library(), read_model(target)))
+    candidates = list(foreign_candidates(library(models_dir=folder), read_model(target)))
     if values.get("draft_vocab") == "auto":
         return [*(name for name in names if name != "auto"), *candidates]
     if candidates:

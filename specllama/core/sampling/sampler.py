@@ -172,8 +172,7 @@ class KeyedSampler:
         # A repeat penalty stretches differences of logits, so margins in the model's logits are smaller.
         repeat = params.repeat_penalty if params.penalised else 1.0
         self._stretch = max(repeat, 1 / repeat)
-        least = self._log_min_p
-        self._native = NativeChoice(params.top_k, params.top_p, least, self._temperature, seed)
+        self._native = NativeChoice(params.top_k, params.top_p, self._log_min_p, self._temperature, seed)
 
     @property
     def greedy(self) -> bool:

@@ -37,10 +37,10 @@ def test_an_address_of_another_machine_is_an_error() -> None:
         listening("192.0.2.1", 0, 30.0, False).__enter__()
     with pytest.raises(UsageError, match=r"999\.1\.1\.1 is no IP address, and no name that leads to one"):
         check_form("999.1.1.1")
-    for host in ("http://127.0.0.1", "127.0.0.1:8080"):
+    for host in ("http://127.0.0.1", "127.0.0.1:8080", "[::1", "::1]", "[[::1]]"):
         with pytest.raises(UsageError, match="is no IP address, and no name"):
             check_form(host)
-    for host in ("127.1", "[::1]", "::1", "fe80::1%eth0", "unix:/tmp/a", "box.local"):
+    for host in ("127.1", "[::1]", "::1", "fe80::1%eth0", "unix:/tmp/a", "unix:/tmp/a]", "box.local"):
         check_form(host)
 
 

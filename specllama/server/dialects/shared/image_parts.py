@@ -177,7 +177,7 @@ class BodyImages(RequestBody):
 
 _URL_HINT = "images at an address are read only where the server was started with --allow-image-urls"
 _FEWER = "leave out those that no longer matter"
-_MOST_KEPT = 64 << 20  # bytes of the pixels of images that no request has
+_MOST_KEPT = 64 << 20  # bytes of the pixels of images that no request has, at most MAX_IMAGES
 
 
 class ImageReader:
@@ -236,8 +236,9 @@ class ImageReader:
     def _keep(self, image: Image) -> None:
         self._kept.pop(image.digest, None)
         self._kept[image.digest] = image
-        while sum(3 * one.width * one.height for one in self._kept.values()) > _MOST_KEPT:
-            del self._kept[next(iter(self._kept))]
+        kept = self._kept
+        while len(kept) > MAX_IMAGES or sum(3 * i.width * i.height for i in kept.values()) > _MOST_KEPT:
+            del kept[next(iter(kept))]
 
     def _one(self, given: GivenImage, scope: str) -> Image:
         """Raises FieldError, ResourceError."""

@@ -109,6 +109,15 @@ def test_the_last_images_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     assert first() is None
 
 
+def test_of_tiny_images_only_some_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(image_parts, "MAX_IMAGES", 2)
+    reader = ImageReader(False)
+    colours = ("teal", "navy", "red", "green")
+    made = [weakref.ref(asyncio.run(reader.read(given(png(colour))))[0]) for colour in colours]
+    gc.collect()
+    assert [image() is not None for image in made] == [False, False, True, True]
+
+
 def test_a_model_that_is_being_loaded_may_read_images() -> None:
     """Else the first request with large images would be refused."""
     model = CatalogueModel("m", "m.gguf", (), 0, 0.0)
