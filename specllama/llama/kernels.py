@@ -174,7 +174,7 @@ def _cached() -> Path:
 
 def _open(path: Path) -> Any:
     try:
-        plugin = ctypes.CDLL(str(path))
+        plugin: Any = ctypes.CDLL(str(path))
         for name in ("specllama_start", "specllama_level", "specllama_sources"):
             getattr(plugin, name).restype = ctypes.c_char_p
         plugin.specllama_start.argtypes = [ctypes.c_void_p, ctypes.c_char_p]
