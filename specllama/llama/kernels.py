@@ -43,12 +43,14 @@ _failures: list[Unusable] = []  # of compile_into_cache
 @dataclass(frozen=True, slots=True)
 class Kernels:
     """level: the instruction set in use, "" if llama.cpp computes everything itself; reason: why it does.
-    identity: distinguishes the kernels in stored figures, "" if they are not in use.
+    identity: distinguishes the kernels in stored figures, "" if they are not in use. amx: whether weights are
+    packed for AMX.
     """
 
     level: str
     reason: str
     identity: str
+    amx: bool = False
 
 
 def load(library: Any, environ: Mapping[str, str] = os.environ) -> Kernels:
@@ -129,8 +131,8 @@ def _start(library: Any, level: str, environ: Mapping[str, str]) -> Kernels:
         plugin.specllama_stop()
         raise
     native.functions = plugin.sampling
-    name = plugin.specllama_level().decode()
-    return Kernels(name, "", f"{sources()} {name}")
+    name, amx = plugin.specllama_level().decode(), bool(plugin.specllama_uses_amx())
+    return Kernels(name, "", f"{sources()} {name}{' amx' * amx}", amx)
 
 
 def must_compile(environ: Mapping[str, str] = os.environ) -> bool:
@@ -179,6 +181,7 @@ def _open(path: Path) -> Any:
             getattr(plugin, name).restype = ctypes.c_char_p
         plugin.specllama_start.argtypes = [ctypes.c_void_p, ctypes.c_char_p]
         plugin.specllama_computed.restype = ctypes.c_long
+        plugin.specllama_uses_amx.restype = ctypes.c_bool
         plugin.sampling = native.NativeFunctions(plugin)
     except (OSError, AttributeError) as error:
         raise Unusable(f"their object cannot be loaded: {error}") from None

@@ -247,7 +247,7 @@ def _has_run(data: bytes, kind: bytes, length: int) -> bool:
 
 _MOST_BREAKERS = 256  # texts whose breakers are kept
 _CONTROL = llama.LLAMA_TOKEN_ATTR_CONTROL | llama.LLAMA_TOKEN_ATTR_UNKNOWN  # what parse_special parses
-_FLOAT_TYPES, _Q8_0 = ("0", "1", "32"), "7"  # llama_ftype: F32, F16, BF16
+_FLOAT_TYPES = ("0", "1", "32")  # llama_ftype: F32, F16, BF16
 
 
 class LlamaModel:
@@ -358,17 +358,18 @@ class LlamaModel:
 
     @property
     def uses_amx(self) -> bool:
-        """Whether ggml multiplies this model's matrices with AMX tiles; specllama's kernels do not."""
-        return not KERNELS.level and self._for_amx and self.metadata("general.file_type") not in _FLOAT_TYPES
+        """Whether ggml multiplies this model's matrices with AMX tiles, also those of a few rows."""
+        return not KERNELS.level and self._for_amx
 
     @property
     def leaves_amx(self) -> bool:
-        """Whether ggml's AMX was faster than the kernels, which are in its place, with this model's type."""
-        return bool(KERNELS.level) and self._for_amx and self.metadata("general.file_type") == _Q8_0
+        """Whether this processor has AMX, but llama.cpp was compiled so that its use would crash."""
+        return KERNELS.level == "avx512" and not KERNELS.amx and self._for_amx
 
     @property
     def _for_amx(self) -> bool:
-        return b"AMX_INT8 = 1" in llama.llama_print_system_info() and self.settings.n_gpu_layers == 0
+        has_amx = b"AMX_INT8 = 1" in llama.llama_print_system_info() and self.settings.n_gpu_layers == 0
+        return has_amx and self.metadata("general.file_type") not in _FLOAT_TYPES
 
     def metadata(self, key: str) -> str | None:
         """A value of the file's metadata as text, None if there is no such key."""

@@ -136,12 +136,12 @@ floats as_multiplied(ggml_type weights, const float * row, int64_t n) {
     return to_floats(type, to.data(), n);
 }
 
-ggml_backend_buffer_type_t groups() {  // ggml's own layout, or null
+ggml_backend_buffer_type_t buffer_type(const char * name) {  // one of ggml's own layouts, or null
     const ggml_backend_reg_t reg = ggml_backend_cpu_reg();
     const auto list = (ggml_backend_dev_get_extra_bufts_t) ggml_backend_reg_get_proc_address(
         reg, "ggml_backend_dev_get_extra_bufts");
     for (auto * type = list == nullptr ? nullptr : list(ggml_backend_reg_dev_get(reg, 0)); type && *type; type++) {
-        if (strcmp(ggml_backend_buft_name(*type), "CPU_REPACK") == 0) {
+        if (strcmp(ggml_backend_buft_name(*type), name) == 0) {
             return *type;
         }
     }
@@ -162,14 +162,14 @@ struct weights {
             std::copy(row.begin(), row.end(), values.begin() + at);
         }
     }
-    std::string name(bool in_groups) const {
-        return std::string(ggml_type_name(type)) + (in_groups ? " in groups " : " ") + std::to_string(n) + "x" +
+    std::string name(const char * layout) const {
+        return std::string(ggml_type_name(type)) + " " + (layout ? layout : "") + " " + std::to_string(n) + "x" +
                std::to_string(columns);
     }
-    void compare(const std::string & what, const floats & row, int64_t expert, const float * found) const {
+    void compare(const std::string & what, const floats & row, int64_t expert, const float * found, bool bf16 = false) const {
         // ggml rounds sums of Q8_1 to 16 bits, and adds up 16-bit floats as such where the processor can.
         const ggml_type by = ggml_get_type_traits_cpu(type)->vec_dot_type;
-        const double    allowed = by == GGML_TYPE_Q8_1 || by == GGML_TYPE_F16 ? 3e-3 : 2e-5;
+        const double    allowed = bf16 ? 4e-3 : by == GGML_TYPE_Q8_1 || by == GGML_TYPE_F16 ? 3e-3 : 2e-5;
         for (int64_t x = 0; x < columns; x++) {
             double sum = 0, size = 1e-6;
             for (int64_t i = 0; i < n; i++) {
@@ -189,26 +189,33 @@ struct weights {
 // Weights in a room, or in ggml's own layout.
 class placed {
   public:
-    placed(room & here, const weights & w, bool in_groups) {
-        if (!in_groups) {
+    placed(room & here, const weights & w, const char * layout) {
+        if (layout == nullptr) {
             tensor = here.put(w.type, w.n, w.columns, w.experts);
             memcpy(tensor->data, w.data.data(), w.data.size());
             return;
         }
         tensor = ggml_new_tensor_3d(here.get(), w.type, w.n, w.columns, w.experts);
-        buffer = ggml_backend_buft_alloc_buffer(groups(), w.data.size());
+        const ggml_backend_buffer_type_t type = buffer_type(layout);
+        buffer = ggml_backend_buft_alloc_buffer(type, std::max(w.data.size(), ggml_backend_buft_get_alloc_size(type, tensor)));
         ggml_backend_tensor_alloc(buffer, tensor, ggml_backend_buffer_get_base(buffer));
-        if (tensor->extra != nullptr) {
+        ggml_tensor * product = ggml_mul_mat(here.get(), tensor, here.put(floats(w.n), w.n, 1));
+        is_there = tensor->extra != nullptr && (strcmp(layout, "AMX") != 0 || is_computed(product));
+        if (is_there) {
             ggml_backend_tensor_set(tensor, w.data.data(), 0, w.data.size());
         }
     }
     ~placed() { ggml_backend_buffer_free(buffer); }
     placed(const placed &) = delete;
-    bool there() const { return buffer == nullptr || tensor->extra != nullptr; }
+    bool there() const { return is_there; }
     ggml_tensor * tensor;
 
   private:
     ggml_backend_buffer_t buffer = nullptr;
+    bool is_there = true;
+    static bool is_computed(const ggml_tensor * product) {
+        return ggml_backend_dev_supports_op(ggml_backend_reg_dev_get(ggml_backend_cpu_reg(), 0), product);
+    }
 };
 
 bool compare_bits(const std::string & what, const float * alone, const float * among, int64_t n) {
@@ -241,14 +248,15 @@ ggml_tensor * batch(room & here, const floats & from, int64_t n, int64_t rows, i
     return tensor;
 }
 
-bool check_products(ggml_type type, int64_t n, int64_t columns, bool in_groups) {
+bool check_products(ggml_type type, int64_t n, int64_t columns, const char * layout) {
     constexpr int64_t ROWS = 70;
     const weights     w(type, n, columns);
     const floats      rows  = numbers(n * ROWS);
-    const std::string shape = w.name(in_groups);
+    const std::string shape = w.name(layout);
+    const bool        for_amx = layout != nullptr && strcmp(layout, "AMX") == 0;  // prompts are multiplied as BF16
     const auto times = [&](int64_t from, int64_t count, int n_threads, int64_t gap, int64_t planes, floats & found) {
         room         here;
-        const placed put(here, w, in_groups);
+        const placed put(here, w, layout);
         const floats some(rows.begin() + from * n, rows.begin() + (from + count) * n);
         if (put.there()) {
             ggml_tensor * b = batch(here, some, n, count, gap, planes);
@@ -265,19 +273,21 @@ bool check_products(ggml_type type, int64_t n, int64_t columns, bool in_groups) 
         alone.insert(alone.end(), found.begin(), found.end());
     }
     for (int64_t count = 2; count <= ROWS; count += few ? count / 3 + 1 : 1) {
-        const int64_t     planes = type != GGML_TYPE_F32 && !in_groups && count % 6 == 0 ? 2 : 1;
+        const int64_t     planes = type != GGML_TYPE_F32 && layout == nullptr && count % 6 == 0 ? 2 : 1;
         const std::string what   = shape + " rows " + std::to_string(count) + " planes " + std::to_string(planes);
         times(0, count, threads_for(count), count % 5 == 0 ? 3 : 0, planes, found);
         if (count < PROMPT) {
             compare_bits(what, alone.data(), found.data(), found.size());
         } else {
-            w.compare(what, as_multiplied(type, rows.data() + (count - 1) * n, n), 0, &found[(count - 1) * columns]);
+            const float * last = rows.data() + (count - 1) * n;
+            const floats  row  = for_amx ? floats(last, last + n) : as_multiplied(type, last, n);
+            w.compare(what, row, 0, &found[(count - 1) * columns], for_amx);
         }
     }
     return true;
 }
 
-void check_experts(ggml_type type, int64_t n, int64_t columns, int64_t used, bool shared, bool in_groups) {
+void check_experts(ggml_type type, int64_t n, int64_t columns, int64_t used, bool shared, const char * layout) {
     constexpr int64_t TOKENS = 70, EXPERTS = 5;
     const weights     w(type, n, columns, EXPERTS);
     const int64_t     slots = shared ? 1 : used;
@@ -288,10 +298,10 @@ void check_experts(ggml_type type, int64_t n, int64_t columns, int64_t used, boo
         std::shuffle(order.begin(), order.end(), random_bits);
         ids.insert(ids.end(), order.begin(), order.begin() + used);
     }
-    const std::string shape = w.name(in_groups) + " experts used " + std::to_string(used) + (shared ? " shared" : "");
+    const std::string shape = w.name(layout) + " experts used " + std::to_string(used) + (shared ? " shared" : "");
     const auto times = [&](int64_t token, int64_t count, int n_threads, floats & found) {
         room          here;
-        const placed  put(here, w, in_groups);
+        const placed  put(here, w, layout);
         ggml_tensor * chosen = here.put(GGML_TYPE_I32, used, count);
         memcpy(chosen->data, ids.data() + token * used, ggml_nbytes(chosen));
         const floats some(rows.begin() + token * slots * n, rows.begin() + (token + count) * slots * n);
@@ -504,14 +514,16 @@ void products() {
                 continue;  // GCC 12 compiles ggml's product of an odd number of blocks for i8mm into a wrong one
             }
 #endif
-            for (int64_t columns : {1, 2, 7, 8, 13, 24, 37, 80}) {
-                if (few && (blocks == (type == GGML_TYPE_Q5_0 ? 5 : 1) || (columns != 7 && columns != 24))) {
+            for (int64_t columns : {1, 2, 7, 8, 13, 24, 37, 80, 160}) {  // the last one is a multiple of 32 for AMX
+                if (few && (blocks == (type == GGML_TYPE_Q5_0 ? 5 : 1) || (columns != 7 && columns != 24 && columns != 160))) {
                     continue;
                 }
                 const int64_t n = block < 32 && blocks == 5 ? 528 : blocks * block;
-                check_products(type, n, columns, false);
-                if (groups() != nullptr && ggml_is_quantized(type)) {
-                    check_products(type, n, columns, true);
+                check_products(type, n, columns, nullptr);
+                for (const char * layout : {"CPU_REPACK", "AMX"}) {
+                    if (buffer_type(layout) != nullptr && ggml_is_quantized(type)) {
+                        check_products(type, n, columns, layout);
+                    }
                 }
             }
         }
@@ -523,12 +535,12 @@ void experts() {
     for (ggml_type type : {GGML_TYPE_F16, GGML_TYPE_BF16, GGML_TYPE_Q4_0, GGML_TYPE_Q4_1, GGML_TYPE_Q8_0,
                            GGML_TYPE_Q4_K, GGML_TYPE_Q5_K, GGML_TYPE_Q6_K, GGML_TYPE_IQ4_NL, GGML_TYPE_IQ4_XS,
                            GGML_TYPE_MXFP4}) {
-        for (bool in_groups : {false, true}) {
-            if (in_groups && (groups() == nullptr || !ggml_is_quantized(type))) {
+        for (const char * layout : {(const char *) nullptr, "CPU_REPACK"}) {
+            if (layout != nullptr && (buffer_type(layout) == nullptr || !ggml_is_quantized(type))) {
                 continue;
             }
-            check_experts(type, 256, in_groups ? 40 : 37, 2, true, in_groups);
-            check_experts(type, 512, in_groups ? 8 : 5, 3, false, in_groups);
+            check_experts(type, 256, layout ? 40 : 37, 2, true, layout);
+            check_experts(type, 512, layout ? 8 : 5, 3, false, layout);
         }
         printf("experts of %s\n", ggml_type_name(type));
     }
@@ -570,7 +582,7 @@ int main(int n_args, char ** args) {
         return 2;
     }
     ggml_cpu_init();
-    groups();
+    buffer_type("");
     if (strcmp(args[1], "off") != 0) {
         const char * why = specllama_start(dlopen(nullptr, RTLD_NOW), args[1]);
         if (why != nullptr) {

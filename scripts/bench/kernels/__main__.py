@@ -47,7 +47,7 @@ TYPES = {  # ggml_type, and bits per weight
 FLOATS = ("f16", "bf16")
 # Columns of one matrix (of an expert), and the length of a row.
 SHAPE, SMALL_SHAPE, EXPERT_SHAPE = (4096, 4096), (1024, 4096), (768, 1024)
-GROUPED = ("q4_0", "q4_k", "q2_k", "iq4_nl", "q8_0", "mxfp4")  # where llama.cpp may have a layout of groups
+LAYOUTS = (b"AMX", b"CPU_REPACK")  # of weights in groups of columns, in llama.cpp's order
 EXTRA = 320  # bytes of ggml_tensor before `extra`
 MOST_TIMES = 60  # ggml takes new memory for each product
 STEPS = 4_000_000  # of a measurement of the peak
@@ -73,7 +73,7 @@ class Ggml:
         return ctypes.CFUNCTYPE(result, *map(type, arguments))((name, self._library))(*arguments)
 
     def group_buffers(self) -> list[int]:
-        """ggml's buffer types for weights in groups of columns."""
+        """ggml's buffer types for weights in groups of columns, in the order in which llama.cpp tries them."""
         reg = self.call("ggml_backend_cpu_reg", POINTER)
         name = ctypes.c_char_p(b"ggml_backend_dev_get_extra_bufts")
         address = self.call("ggml_backend_reg_get_proc_address", POINTER, POINTER(reg), name)
@@ -83,7 +83,13 @@ class Ggml:
         while found[len(types)]:
             types.append(found[len(types)])
         named = {self.call("ggml_backend_buft_name", ctypes.c_char_p, POINTER(t)): t for t in types}
-        return [named[b"CPU_REPACK"]] if b"CPU_REPACK" in named else []
+        return [named[name] for name in LAYOUTS if name in named]
+
+    def multiplies(self, node: int) -> bool:
+        """Whether ggml computes this product with its weights in the buffer that they are in."""
+        reg = self.call("ggml_backend_cpu_reg", POINTER)
+        device = self.call("ggml_backend_reg_dev_get", POINTER, POINTER(reg), ctypes.c_size_t(0))
+        return bool(self.call("ggml_backend_dev_supports_op", ctypes.c_bool, POINTER(device), POINTER(node)))
 
 
 class Matrices:
@@ -99,7 +105,7 @@ class Matrices:
         self.n = max(1, round(mib * 2**20 / self.bytes_each))
         self._rooms: list[int] = []
         data = self._random()
-        self.matrices = [self._stored(kind, data) for _ in range(self.n)]
+        self.matrices = [self._stored(data) for _ in range(self.n)]
 
     def n_bytes(self, n_rows: int) -> tuple[int, int]:
         """Bytes of weights that are read for `n_rows` rows, and that are multiplied: some by several rows."""
@@ -148,21 +154,28 @@ class Matrices:
         )
         return data.raw
 
-    def _stored(self, kind: str, data: bytes) -> int:
+    def _stored(self, data: bytes) -> int:
         shape = (self.length, self.columns, max(1, self.n_experts))
-        for buffer_type in self.ggml.group_buffers() if kind in GROUPED else ():
+        for buffer_type in self.ggml.group_buffers():
             room = self._room(1 << 16, no_alloc=True)
             tensor = self._new(room, self.number, *shape)
             self.ggml.call(
                 "ggml_backend_alloc_ctx_tensors_from_buft", POINTER, POINTER(room), POINTER(buffer_type)
             )
-            if ctypes.c_void_p.from_address(tensor + EXTRA).value:
+            if ctypes.c_void_p.from_address(tensor + EXTRA).value and self._is_multiplied(room, tensor):
                 size = (ctypes.c_size_t(0), ctypes.c_size_t(len(data)))
                 self.ggml.call("ggml_backend_tensor_set", None, POINTER(tensor), ctypes.c_char_p(data), *size)
                 return tensor
         tensor = self._new(self._room(len(data) + (1 << 16)), self.number, *shape)
         ctypes.memmove(self._data(tensor), data, len(data))
         return tensor
+
+    def _is_multiplied(self, room: int, matrix: int) -> bool:
+        factors = [POINTER(room), POINTER(matrix), POINTER(self._new(room, 0, self.length, 1))]
+        if self.n_experts:
+            factors.append(POINTER(self._new(room, I32, self.n_used, 1)))
+        name = "ggml_mul_mat_id" if self.n_experts else "ggml_mul_mat"
+        return self.ggml.multiplies(self.ggml.call(name, POINTER, *factors))
 
     def _ids(self, at: int, n_rows: int) -> NDArray[np.int32]:
         """The experts of each row, for matrix number `at`."""

@@ -66,14 +66,15 @@ inline size_t attention_scratch(int64_t cells) {
     return ATTENTION_WORKSPACE + GGML_PAD(lists, 64);
 }
 
-// How weights are stored: as in the file, or repacked in groups of eight columns (CPU_REPACK).
-enum class layout { plain, repacked };
+// How weights are stored: as in the file, repacked in groups of eight columns (CPU_REPACK), or packed for AMX.
+enum class layout { plain, repacked, amx };
 
 // The kernels of one instruction set.
 struct kernels {
     const char * name;
     bool (*supports_mul_mat)(const ggml_tensor * dst, layout weights);
-    void (*mul_mat)(const ggml_compute_params * params, ggml_tensor * dst);
+    void (*mul_mat)(const ggml_compute_params * params, ggml_tensor * dst, layout weights);
+    size_t (*work_size)(const ggml_tensor * dst, layout weights);  // in bytes; 0: llama.cpp's is enough
     bool (*supports_flash_attn)(const ggml_tensor * dst);
     void (*flash_attn)(const ggml_compute_params * params, ggml_tensor * dst);
 };

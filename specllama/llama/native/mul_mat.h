@@ -16,10 +16,15 @@ namespace specllama {
 #include "tiling.h"
 #include "vec_dot.h"
 #include "experts.h"
+#include "amx_packed.h"
+#include "amx_prompts.h"
 
 // The kernel for these weights and one row, or several; null if each number is ggml's vec_dot.
-static mul_mat_fn kernel_for(const ggml_tensor * weights, bool single) {
-    const bool repacked = weights->extra != nullptr, whole_vectors = weights->ne[0] % widest::N_FLOATS == 0;
+static mul_mat_fn kernel_for(const ggml_tensor * weights, layout stored, bool single) {
+    if (stored == layout::amx) {
+        return amx_kernel_for(weights).function;
+    }
+    const bool repacked = stored == layout::repacked, whole_vectors = weights->ne[0] % widest::N_FLOATS == 0;
     switch (weights->type) {
         case GGML_TYPE_Q5_K: return single ? nullptr : mul_mat_tiled<block_q5_K>;
         case GGML_TYPE_Q2_K: return single ? nullptr : mul_mat_tiled<block_q2_K>;
@@ -41,14 +46,20 @@ static mul_mat_fn kernel_for(const ggml_tensor * weights, bool single) {
     }
 }
 
+// Bytes of the work buffer that mul_mat needs, 0 if llama.cpp's are enough.
+inline size_t work_size(const ggml_tensor * dst, layout stored) {
+    return stored == layout::amx && is_prompt_for_tiles(dst) ? prompt_work_size(dst) : 0;
+}
+
 static void mul_mat_columns(const ggml_compute_params * params, ggml_tensor * dst, const char * rows, size_t stride,
-                            mul_mat_fn kernel) {
+                            layout stored, mul_mat_fn kernel) {
     const ggml_tensor * weights = dst->src[0];
     const int64_t n = weights->ne[0], nc = weights->ne[1], n_rows = nrows(dst->src[1]);
+    const int64_t pitch = stored == layout::amx ? amx_kernel_for(weights).pitch : weights->nb[1];
     const int64_t size = chunk_columns(params, nc);
     for (int64_t at = params->ith; at * size < nc; at = specllama_ggml.chunk_add(params->threadpool, 1)) {
         kernel(n, std::min(size, nc - at * size), (float *) dst->data + at * size, dst->nb[1] / sizeof(float),
-               (const char *) weights->data + at * size * weights->nb[1], weights->nb[1], rows, stride, n_rows);
+               (const char *) weights->data + at * size * pitch, pitch, rows, stride, n_rows);
     }
 }
 
@@ -67,11 +78,15 @@ inline bool supports_mul_mat(const ggml_tensor * dst, layout stored) {
             return a->ne[3] == 1 && has_repacked_kernel(w->type);
         }
         const int64_t rows_per_expert = a->ne[2] * dst->src[2]->ne[0] / w->ne[2];  // on average
-        const bool    fast = kernel_for(w, true) != nullptr || (kernel_for(w, false) != nullptr && rows_per_expert < 16);
+        const bool    fast = kernel_for(w, stored, true) != nullptr ||
+                             (kernel_for(w, stored, false) != nullptr && rows_per_expert < 16);
         return a->ne[3] == 1 && (a->ne[2] < PROMPT_ROWS || fast) && has_vec_dot(w, a);
     }
     if (w->ne[2] != 1) {
         return false;
+    }
+    if (stored == layout::amx) {
+        return nrows(a) < PROMPT_ROWS ? has_fast_amx_kernel(w, nrows(a)) : is_prompt_for_tiles(dst);
     }
     if (stored == layout::repacked) {
         return w->type == GGML_TYPE_Q4_0 || w->type == GGML_TYPE_Q4_K ||
@@ -94,7 +109,11 @@ inline bool supports_mul_mat(const ggml_tensor * dst, layout stored) {
     }
 }
 
-static void mul_mat(const ggml_compute_params * params, ggml_tensor * dst) {
+static void mul_mat(const ggml_compute_params * params, ggml_tensor * dst, layout stored) {
+    if (stored == layout::amx && is_prompt_for_tiles(dst)) {
+        mul_mat_prompt(params, dst);
+        return;
+    }
     const ggml_tensor * weights = dst->src[0], * a = dst->src[1];
     const ggml_type converted = specllama_ggml.cpu_traits(weights->type)->vec_dot_type;
     const char * rows   = (const char *) params->wdata;
@@ -106,7 +125,7 @@ static void mul_mat(const ggml_compute_params * params, ggml_tensor * dst) {
         convert(params, a, converted);
     }
     const bool       is_mul_mat_id = dst->op == GGML_OP_MUL_MAT_ID;
-    const mul_mat_fn one = kernel_for(weights, true), several = kernel_for(weights, false);
+    const mul_mat_fn one = kernel_for(weights, stored, true), several = kernel_for(weights, stored, false);
     const expert_rows routed(params, dst, rows == params->wdata ? stride * nrows(a) : 0);
     if (params->ith == 0) {
         if (is_mul_mat_id) {
@@ -121,7 +140,7 @@ static void mul_mat(const ggml_compute_params * params, ggml_tensor * dst) {
     } else if (kernel == nullptr) {
         mul_mat_vec_dot(params, dst, rows, stride);
     } else {
-        mul_mat_columns(params, dst, rows, stride, kernel);
+        mul_mat_columns(params, dst, rows, stride, stored, kernel);
     }
 }
 

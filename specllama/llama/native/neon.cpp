@@ -29,7 +29,7 @@ inline bool supports_mul_mat(const ggml_tensor * dst, layout stored) {
                                     : nrows(a) < PROMPT_ROWS;
 }
 
-static void mul_mat(const ggml_compute_params * params, ggml_tensor * dst) {
+static void mul_mat(const ggml_compute_params * params, ggml_tensor * dst, layout) {
     const ggml_tensor * a = dst->src[1];
     const ggml_type converted = specllama_ggml.cpu_traits(dst->src[0]->type)->vec_dot_type;
     const char * rows   = (const char *) a->data;
@@ -51,6 +51,7 @@ static void mul_mat(const ggml_compute_params * params, ggml_tensor * dst) {
     is_mul_mat_id ? routed.mul_mat(rows, stride, nullptr, nullptr) : mul_mat_vec_dot(params, dst, rows, stride);
 }
 
+inline size_t work_size(const ggml_tensor *, layout) { return 0; }
 inline bool supports_flash_attn(const ggml_tensor *) { return false; }
 static void flash_attn(const ggml_compute_params *, ggml_tensor *) {}
 
@@ -58,4 +59,4 @@ static void flash_attn(const ggml_compute_params *, ggml_tensor *) {}
 }  // namespace
 
 extern "C" const kernels specllama_neon = {"neon", specllama::supports_mul_mat, specllama::mul_mat,
-                                           specllama::supports_flash_attn, specllama::flash_attn};
+                                           specllama::work_size, specllama::supports_flash_attn, specllama::flash_attn};

@@ -29,6 +29,7 @@ const void * q4_0_repacked = nullptr, * q4_K_repacked = nullptr;  // virtual tab
 const void * iq4_nl_repacked = nullptr, * mxfp4_repacked = nullptr;
 std::vector<ggml_backend_buffer_type_t> * types = nullptr;  // ggml's list
 std::vector<ggml_backend_buffer_type_t>   original_types;   // a copy of it from before
+bool uses_amx = false;
 long computed[2] = {0, 0};  // products and attentions, counted by the first thread of each
 
 struct tensor_traits {  // ggml::cpu::tensor_traits
@@ -55,8 +56,14 @@ bool is_repacked(const tensor_traits * traits) {
     return table == q4_0_repacked || table == q4_K_repacked || table == iq4_nl_repacked || table == mxfp4_repacked;
 }
 
+bool is_for_amx(ggml_backend_buffer_type_t type) {
+    return type != nullptr && strcmp(type->iface.get_name(type), "AMX") == 0;
+}
+
 struct mul_mat_traits : tensor_traits {
-    // llama.cpp's, which is never smaller than what the kernels need.
+    const layout stored;
+    explicit mul_mat_traits(layout weights) : stored(weights) {}
+    // llama.cpp's, which is never smaller than what the other kernels need.
     bool work_size(int n_threads, const ggml_tensor * op, size_t & size) override {
         const ggml_type type = ggml.cpu_traits(op->src[0]->type)->vec_dot_type;
         int64_t         n    = 1;
@@ -68,6 +75,7 @@ struct mul_mat_traits : tensor_traits {
             const int64_t experts = op->src[0]->ne[2], rows = op->src[2]->ne[0] * op->src[2]->ne[1];
             size += 64 + experts * (2 * sizeof(int64_t) + rows * 2 * sizeof(int32_t) + 2 * 64);
         }
+        size = std::max(size, chosen->work_size(op, stored));
         return true;
     }
     bool compute_forward(ggml_compute_params * params, ggml_tensor * op) override {
@@ -75,7 +83,7 @@ struct mul_mat_traits : tensor_traits {
             return false;
         }
         computed[0] += params->ith == 0;
-        chosen->mul_mat(params, op);
+        chosen->mul_mat(params, op, stored);
         return true;
     }
 };
@@ -150,7 +158,7 @@ struct set_rows_traits : tensor_traits {
 };
 
 struct kernel_buffer_type : extra_buffer_type {
-    mul_mat_traits    mul_mat;
+    mul_mat_traits    plain{layout::plain}, repacked{layout::repacked}, amx{layout::amx};
     row_by_row_traits row_by_row;
     flash_attn_traits flash_attn;
     reference_traits  reference;
@@ -168,10 +176,13 @@ struct kernel_buffer_type : extra_buffer_type {
         }
         const tensor_traits * own = ggml_traits(op);
         if (own == nullptr) {
-            return chosen->supports_mul_mat(op, layout::plain) ? &mul_mat : nullptr;
+            return chosen->supports_mul_mat(op, layout::plain) ? &plain : nullptr;
+        }
+        if (is_for_amx(op->src[0]->buffer->buft)) {  // ggml's own code has the same results
+            return chosen->supports_mul_mat(op, layout::amx) ? &amx : nullptr;
         }
         if (is_repacked(own) && chosen->supports_mul_mat(op, layout::repacked)) {
-            return &mul_mat;
+            return &repacked;
         }
         if (op->op == GGML_OP_MUL_MAT_ID) {  // ggml itself multiplies row by row
             return nullptr;
@@ -269,11 +280,13 @@ extern "C" __attribute__((visibility("default"))) const char * specllama_start(v
     mxfp4_repacked = table("_ZTVN4ggml3cpu6repack13tensor_traitsI11block_mxfp4Ll8ELl8EL9ggml_type8EEE");
     types = &list();
     original_types = *types;
-    // Weights packed for AMX have their own layout, and GCC 12 compiles ggml's AMX code so that it crashes
-    // (ggml-org/llama.cpp, pull request 26954): these types are computed by the kernels for AVX-512.
-    types->erase(std::remove_if(types->begin(), types->end(), [](ggml_backend_buffer_type_t type) {
-                     return type != nullptr && strcmp(type->iface.get_name(type), "AMX") == 0;
-                 }), types->end());
+    // GCC 12 compiles ggml's AMX code so that it crashes, unless amx.h is included. Without it, and with kernels for other
+    // layouts only, weights are not packed for AMX.
+    uses_amx = best == &specllama_avx512 && dlsym(library, "specllama_has_amx_h") != nullptr &&
+               std::any_of(types->begin(), types->end(), is_for_amx);
+    if (!uses_amx) {
+        types->erase(std::remove_if(types->begin(), types->end(), is_for_amx), types->end());
+    }
     our_type.iface.get_name      = name_of;
     our_type.iface.alloc_buffer  = allocate;
     our_type.iface.get_alignment = alignment_of;
@@ -294,6 +307,9 @@ extern "C" __attribute__((visibility("default"))) void specllama_stop() {
 
 // How many products (0) or attentions (1) the kernels have computed.
 extern "C" __attribute__((visibility("default"))) long specllama_computed(int kind) { return computed[kind]; }
+
+// Whether llama.cpp packs weights for AMX, and computes prompts with it.
+extern "C" __attribute__((visibility("default"))) bool specllama_uses_amx() { return chosen != nullptr && uses_amx; }
 
 // The checksum of the sources that this object was compiled from.
 extern "C" __attribute__((visibility("default"))) const char * specllama_sources() { return SPECLLAMA_SOURCES; }
