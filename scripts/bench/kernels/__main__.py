@@ -73,7 +73,7 @@ class Ggml:
         return ctypes.CFUNCTYPE(result, *map(type, arguments))((name, self._library))(*arguments)
 
     def group_buffers(self) -> list[int]:
-        """ggml's buffer types for weights in groups of columns, in the order in which llama.cpp tries them."""
+        """ggml's buffer types for weights in groups of columns, in llama.cpp's order."""
         reg = self.call("ggml_backend_cpu_reg", POINTER)
         name = ctypes.c_char_p(b"ggml_backend_dev_get_extra_bufts")
         address = self.call("ggml_backend_reg_get_proc_address", POINTER, POINTER(reg), name)
