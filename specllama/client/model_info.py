@@ -29,8 +29,8 @@ class DeviceInfo:
 @dataclass(frozen=True, slots=True)
 class BuildInfo:
     """A build of llama.cpp: versions, registered backends, what it supports. features: what each backend was
-    compiled for, by backend. kernels: the instruction set of specllama's kernels, "" if they are not used;
-    kernels_reason: why not.
+    compiled for, by backend. kernels: the instruction set of specllama's kernels, with "+amx" where weights
+    are packed for AMX, "" if they are not used; kernels_reason: why not.
     """
 
     llama_cpp_python: str

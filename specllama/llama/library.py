@@ -158,7 +158,7 @@ def build_info() -> dict[str, Any]:
         "mmap": bool(llama.llama_supports_mmap()),
         "mlock": bool(llama.llama_supports_mlock()),
         "rpc": bool(llama.llama_supports_rpc()),
-        "kernels": KERNELS.level,
+        "kernels": KERNELS.level + "+amx" * KERNELS.amx,
         "kernels_reason": KERNELS.reason,
     }
 

@@ -75,7 +75,7 @@ def test_a_healthy_installation(healthy: Result, shared: Command) -> None:
     assert engine["features"]["CPU"]
     assert {type(engine[name]) for name in ("gpu_offload", "mmap", "mlock", "rpc")} == {bool}
     if not kernel_build.unsupported():
-        assert engine["kernels"] in kernel_build.LEVELS, engine["kernels_reason"]
+        assert engine["kernels"].removesuffix("+amx") in kernel_build.LEVELS, engine["kernels_reason"]
     assert report["embedded_pair"] == {"ok": True, "n_ctx": 2048}
     demo = report["demo_model"]
     assert (demo["name"], demo["on_disk"]) == ("SmolLM2-135M-Instruct", False)

@@ -20,6 +20,7 @@ template <typename V> struct unpacked {  // a block of each of V::COLUMNS column
 };
 
 constexpr int     FEW_ROWS     = 4;   // up to so many rows are multiplied without unpacking whole columns
+constexpr int64_t FEW_AHEAD    = 8192;  // bytes that are prefetched then: the hardware does not cross pages
 constexpr int64_t TILE_COLUMNS = 16;  // columns that are unpacked together for more than MAX_ROWS rows
 
 // How minimums are subtracted: not at all, one product per block, or in the lanes of the sums.
@@ -248,6 +249,7 @@ static void mul_mat_256_few(int64_t n, int64_t nc, float * s, size_t bs, const c
             minus_mins[r] = 0;
         }
         for (int64_t b = 0; b < nb; b++) {
+            prefetch_bytes<1>((const char *) (w + b) + FEW_AHEAD, sizeof(BLOCK));
             format::unpack(w[b], u);
             ints sum[R];
             SPECLLAMA_UNROLL

@@ -72,6 +72,7 @@ enum class layout { plain, repacked, amx };
 // The kernels of one instruction set.
 struct kernels {
     const char * name;
+    bool supports_q2_k;  // as in the file
     bool (*supports_mul_mat)(const ggml_tensor * dst, layout weights);
     void (*mul_mat)(const ggml_compute_params * params, ggml_tensor * dst, layout weights);
     size_t (*work_size)(const ggml_tensor * dst, layout weights);  // in bytes; 0: llama.cpp's is enough

@@ -26,6 +26,6 @@ inline float float_of(ggml_half a) { return _cvtsh_ss(a); }
 #define SPECLLAMA_JOINED(a, b) a##b
 #define SPECLLAMA_TABLE(level) SPECLLAMA_JOINED(specllama_, level)
 extern "C" const kernels SPECLLAMA_TABLE(SPECLLAMA_LEVEL) = {
-    SPECLLAMA_NAME(SPECLLAMA_LEVEL), specllama::supports_mul_mat, specllama::mul_mat, specllama::work_size,
+    SPECLLAMA_NAME(SPECLLAMA_LEVEL), true, specllama::supports_mul_mat, specllama::mul_mat, specllama::work_size,
     specllama_attention::supports_flash_attn, specllama_attention::flash_attn,
 };

@@ -58,5 +58,5 @@ static void flash_attn(const ggml_compute_params *, ggml_tensor *) {}
 }  // namespace specllama
 }  // namespace
 
-extern "C" const kernels specllama_neon = {"neon", specllama::supports_mul_mat, specllama::mul_mat,
+extern "C" const kernels specllama_neon = {"neon", false, specllama::supports_mul_mat, specllama::mul_mat,
                                            specllama::work_size, specllama::supports_flash_attn, specllama::flash_attn};

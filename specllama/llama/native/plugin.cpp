@@ -56,9 +56,10 @@ bool is_repacked(const tensor_traits * traits) {
     return table == q4_0_repacked || table == q4_K_repacked || table == iq4_nl_repacked || table == mxfp4_repacked;
 }
 
-bool is_for_amx(ggml_backend_buffer_type_t type) {
-    return type != nullptr && strcmp(type->iface.get_name(type), "AMX") == 0;
+bool is_named(ggml_backend_buffer_type_t type, const char * name) {
+    return type != nullptr && strcmp(type->iface.get_name(type), name) == 0;
 }
+bool is_for_amx(ggml_backend_buffer_type_t type) { return is_named(type, "AMX"); }
 
 struct mul_mat_traits : tensor_traits {
     const layout stored;
@@ -192,6 +193,18 @@ struct kernel_buffer_type : extra_buffer_type {
     }
 };
 
+// ggml's groups of columns without weights of Q2_K, which the kernels multiply faster as they are in the file.
+struct groups_without_q2_k : extra_buffer_type {
+    extra_buffer_type * original;
+    explicit groups_without_q2_k(void * context) : original((extra_buffer_type *) context) {}
+    bool supports_op(ggml_backend_dev_t device, const ggml_tensor * op) override {
+        return op->src[0] != nullptr && op->src[0]->type != GGML_TYPE_Q2_K && original->supports_op(device, op);
+    }
+    tensor_traits * get_tensor_traits(const ggml_tensor * op) override { return original->get_tensor_traits(op); }
+};
+
+ggml_backend_buffer_type_t groups = nullptr;  // ggml's, changed
+
 const char * name_of(ggml_backend_buffer_type_t) { return "SPECLLAMA"; }
 size_t alignment_of(ggml_backend_buffer_type_t) { return 64; }
 ggml_backend_buffer_t allocate(ggml_backend_buffer_type_t, size_t size) { return ggml.allocate(ggml.cpu_buffer(), size); }
@@ -287,6 +300,12 @@ extern "C" __attribute__((visibility("default"))) const char * specllama_start(v
     if (!uses_amx) {
         types->erase(std::remove_if(types->begin(), types->end(), is_for_amx), types->end());
     }
+    for (ggml_backend_buffer_type_t type : *types) {
+        if (is_named(type, "CPU_REPACK") && best->supports_q2_k) {
+            groups          = type;
+            groups->context = new groups_without_q2_k(groups->context);
+        }
+    }
     our_type.iface.get_name      = name_of;
     our_type.iface.alloc_buffer  = allocate;
     our_type.iface.get_alignment = alignment_of;
@@ -301,6 +320,10 @@ extern "C" __attribute__((visibility("default"))) const char * specllama_start(v
 extern "C" __attribute__((visibility("default"))) void specllama_stop() {
     if (chosen != nullptr) {
         *types = original_types;
+        if (groups != nullptr) {
+            groups->context = ((groups_without_q2_k *) groups->context)->original;
+            groups = nullptr;
+        }
     }
     chosen = nullptr;
 }
