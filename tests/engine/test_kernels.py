@@ -135,26 +135,6 @@ def test_the_kernels_are_in_use() -> None:
     assert KERNELS.identity == f"{kernels.sources()} {KERNELS.level}{' amx' * KERNELS.amx}"
 
 
-@pytest.mark.skipif(not KERNELS.amx, reason="llama.cpp does not pack weights for AMX here")
-def test_products_of_weights_packed_for_amx_are_those_of_llama_cpp(tmp_path: Path) -> None:
-    """Which computes some numbers of rows of some types. Prompts are multiplied as BF16."""
-    found = {}
-    for kernels_are in ("on", "off"):
-        file = tmp_path / f"{kernels_are}.npz"
-        command = [sys.executable, "-m", "tests.support.amx_products", str(file)]
-        subprocess.run(
-            command, cwd=ROOT, env=os.environ | {kernels.VARIABLE: kernels_are}, check=True, timeout=300
-        )
-        found[kernels_are] = np.load(file)
-    for name, ours in found["on"].items():
-        theirs = found["off"][name]
-        if len(ours) < 64:
-            assert np.array_equal(ours, theirs), name
-        else:
-            assert not np.array_equal(ours, theirs), name
-            assert np.sqrt(((ours - theirs) ** 2).mean()) < 0.01 * theirs.std(), name
-
-
 @pytest.mark.parametrize("columns", [16, 37])
 @pytest.mark.parametrize("kind", TYPES)
 def test_rows_are_right_and_bit_equal_alone_and_among_others(kind: str, columns: int) -> None:

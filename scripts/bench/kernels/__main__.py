@@ -2,7 +2,7 @@
 llama.cpp's own.
 
 usage: python -m scripts.bench.kernels [--types T,...] [--rows N,...] [-t N] [--runs N] [--mib N] [--json F]
-           [--experts N] [--used N] [--best SECONDS]
+           [--experts N] [--used N] [--best SECONDS] [--products FILE.npz]
 
 Random weights of each type, more than the processor's caches hold, stored as a model's are (in groups of
 columns where llama.cpp has such a layout) and multiplied through ggml. Two processes, with specllama's
@@ -17,6 +17,9 @@ at random (MUL_MAT_ID). The shares count the weights that are used.
 --best 0.3: each product of a matrix of 1024 columns is repeated for that long, up to 60 times, and the
 shortest time counts. With -t 1, of which processor time is measured, and few MiB that gives usable relative
 times on a machine that is busy otherwise; the shares mean little there.
+
+--products writes products of random rows as this process computes them, by type and number of rows, and
+measures nothing.
 """
 
 from __future__ import annotations
@@ -183,6 +186,19 @@ class Matrices:
         chosen = [rng.permutation(self.n_experts)[: self.n_used] for _ in range(n_rows)]
         return np.array(chosen, np.int32)
 
+    def product(self, rows: NDArray[np.float32], n_threads: int) -> NDArray[np.float32]:
+        """rows: (n, length), times the first matrix: (n, columns)."""
+        room, call = self._room(rows.nbytes + 4 * len(rows) * self.columns + (64 << 20)), self.ggml.call
+        node = call(
+            "ggml_mul_mat", POINTER, *map(POINTER, (room, self.matrices[0], self._put(room, 0, rows)))
+        )
+        graph = call("ggml_new_graph", POINTER, POINTER(room))
+        call("ggml_build_forward_expand", None, POINTER(graph), POINTER(node))
+        call("ggml_graph_compute_with_ctx", INT, POINTER(room), POINTER(graph), INT(n_threads))
+        found = np.empty((len(rows), self.columns), np.float32)
+        ctypes.memmove(found.ctypes.data, self._data(node), found.nbytes)
+        return found
+
     def seconds(self, n_rows: int, n_threads: int, best_of: float) -> float:
         """Seconds for the product of every matrix with `n_rows` rows: the shortest of those in `best_of`
         seconds, or the median of two if that is 0.
@@ -222,6 +238,18 @@ def serve(n_threads: int, mib: int, experts: tuple[int, int], best_of: float) ->
             kind, matrices = wanted, Matrices(ggml, wanted, mib, experts, best_of > 0)
         assert matrices is not None
         print(matrices.seconds(int(n_rows), n_threads, best_of), *matrices.n_bytes(int(n_rows)), flush=True)
+
+
+def write_products(kinds: list[str], args: argparse.Namespace) -> None:
+    """Of each type and number of rows, as "q8_0 4" to a file of numpy's."""
+    ggml, found = Ggml(), {}
+    for kind in kinds:
+        matrices = Matrices(ggml, kind, 1, (0, 0), small=True)
+        rows = np.random.default_rng(1).normal(size=(max(args.rows), matrices.length)).astype(np.float32)
+        for n in args.rows:
+            found[f"{kind} {n}"] = matrices.product(rows[:n], args.threads)
+        matrices.close()
+    np.savez(args.products, **found)
 
 
 class Child:
@@ -337,6 +365,7 @@ def main() -> None:
     p.add_argument("--used", type=cli.whole(1), default=4, help="experts that a row is multiplied by")
     p.add_argument("--best", type=float, default=0.0, metavar="SECONDS", help="the shortest of many times")
     p.add_argument("--json", type=Path, help="write all figures to this file")
+    p.add_argument("--products", type=Path, metavar="FILE", help="write products, measure nothing")
     p.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     args = p.parse_args()
     if args.experts and args.used > args.experts:
@@ -347,6 +376,9 @@ def main() -> None:
     kinds = args.types.split(",")
     if unknown := [kind for kind in kinds if kind not in TYPES]:
         raise cli.BadInput(f"{unknown[0]!r} is none of {', '.join(TYPES)}")
+    if args.products:
+        write_products(kinds, args)
+        return
     limits = Limits(args.threads, args.mib)
     children = {name: Child(name, args) for name in ("on", "off")}
     found = []
