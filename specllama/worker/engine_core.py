@@ -53,7 +53,7 @@ _MEMORY_SECONDS = 1.0  # at most, for writing texts at the end
 _INDEXED_WHEN_IDLE = 16384  # tokens of earlier texts at a time, in 4 ms
 _WITHOUT_AMX = (
     "AMX is not used: llama.cpp was compiled without specllama's amx.h, and might crash; with it, prompts "
-    "take a third of the time (docs/install.md)"
+    "take a third to half of the time (docs/install.md)"
 )
 
 
