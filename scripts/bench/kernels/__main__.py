@@ -249,7 +249,11 @@ def write_products(kinds: list[str], args: argparse.Namespace) -> None:
         for n in args.rows:
             found[f"{kind} {n}"] = matrices.product(rows[:n], args.threads)
         matrices.close()
-    np.savez(args.products, **found)
+    try:
+        with args.products.open("wb") as file:
+            np.savez(file, **found)
+    except OSError as error:
+        raise cli.BadInput(f"{args.products} cannot be written: {error.strerror}") from None
 
 
 class Child:
@@ -370,6 +374,8 @@ def main() -> None:
     args = p.parse_args()
     if args.experts and args.used > args.experts:
         raise cli.BadInput(f"--used {args.used} is more than --experts {args.experts}")
+    if args.products and args.experts:
+        raise cli.BadInput("--products writes products without --experts")
     if args.child:
         serve(args.threads, args.mib, (args.experts, args.used if args.experts else 0), args.best)
         return
