@@ -2,7 +2,7 @@
 llama.cpp's own.
 
 usage: python -m scripts.bench.kernels [--types T,...] [--rows N,...] [-t N] [--runs N] [--mib N] [--json F]
-           [--experts N] [--used N] [--best SECONDS] [--products FILE.npz]
+           [--experts N] [--used N] [--best SECONDS] [--level NAME] [--products FILE.npz]
 
 Random weights of each type, more than the processor's caches hold, stored as a model's are (in groups of
 columns where llama.cpp has such a layout) and multiplied through ggml. Two processes, with specllama's
@@ -17,6 +17,9 @@ at random (MUL_MAT_ID). The shares count the weights that are used.
 --best 0.3: each product of a matrix of 1024 columns is repeated for that long, up to 60 times, and the
 shortest time counts. With -t 1, of which processor time is measured, and few MiB that gives usable relative
 times on a machine that is busy otherwise; the shares mean little there.
+
+--level avx2, avxvnni or avx512: the kernels as on an older processor. The llama.cpp that they are compared with
+has to be compiled for it as well, and LLAMA_CPP_LIB_PATH to name its folder.
 
 --products writes products of random rows as this process computes them, by type and number of rows, and
 measures nothing.
@@ -40,6 +43,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scripts import cli
+from specllama.llama.kernel_build import LEVELS
 from specllama.llama.kernels import VARIABLE
 
 TYPES = {  # ggml_type, and bits per weight
@@ -369,6 +373,7 @@ def main() -> None:
     p.add_argument("--used", type=cli.whole(1), default=4, help="experts that a row is multiplied by")
     p.add_argument("--best", type=float, default=0.0, metavar="SECONDS", help="the shortest of many times")
     p.add_argument("--json", type=Path, help="write all figures to this file")
+    p.add_argument("--level", default="on", choices=["on", *LEVELS], help="of the kernels (default: the best)")
     p.add_argument("--products", type=Path, metavar="FILE", help="write products, measure nothing")
     p.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     args = p.parse_args()
@@ -386,7 +391,7 @@ def main() -> None:
         write_products(kinds, args)
         return
     limits = Limits(args.threads, args.mib)
-    children = {name: Child(name, args) for name in ("on", "off")}
+    children = {"on": Child(args.level, args), "off": Child("off", args)}
     found = []
     rows = [*map(str, args.rows), "mean"]
     print("| type | one row, of bandwidth | 16 rows, of peak |", *(f" {name} |" for name in rows), sep="")

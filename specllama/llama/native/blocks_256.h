@@ -3,53 +3,71 @@
 // needed. Integers are summed in the same lanes, and floating-point numbers in the same order, as in ggml's vec_dot, which
 // computes single rows: the results are the same.
 
-struct unpacked_block {  // of one column; each 32 values are stored `step` bytes after the ones before
-    int8_t * quants;
-    int      step;
-    __m128i  scales;  // of 16 values each
-    __m256i  mins;    // 16 or 8, as 16-bit integers
-    void store(int j, __m256i values) { _mm256_store_si256((__m256i *) (quants + step * j), values); }
+struct unpacked_block {  // of one column, in registers
+    __m256i values[8];
+    __m128i scales;  // of 16 values each
+    __m256i mins;    // 16 or 8, as 16-bit integers
 };
 
-template <typename V> struct unpacked {  // a block of each of V::COLUMNS columns
-    alignas(64) int8_t quants[QK_K * V::COLUMNS];  // 32 of each column in turn
-    typename V::ints init;                         // initial values of the sums
-    __m128i scales[V::COLUMNS];                    // two of each column in turn
-    __m256i mins[V::COLUMNS];
+// How minimums are subtracted: not at all, one product per block, in the lanes of the sums, or in the sums themselves,
+// before they are scaled.
+enum class mins { none, summed, in_lanes, in_sums };
+
+template <typename BLOCK> struct block_256 {
+    static constexpr bool supported = false;
+    static constexpr int  FEW_ROWS = 0;
+};
+
+// For each type (k_quants.h): unpack, scale, min, and
+struct format_256 {
+    static constexpr bool supported          = true;
+    static constexpr bool is_signed          = false;  // values may be negative
+    static constexpr bool has_large_products = false;  // sums of four may exceed 16 bits
+    static constexpr bool has_16_bits        = false;  // whole columns are unpacked to 16-bit integers, times their scales
+    static constexpr mins MINS               = mins::none;  // how minimums are subtracted
+    static constexpr int  FEW_ROWS           = 4;      // up to so many are multiplied without unpacking whole columns
+};
+
+// With vectors of 32 bytes it takes less time to sum two large products than to scale sums of four.
+template <typename BLOCK>
+using vectors_of = std::conditional_t<block_256<BLOCK>::has_large_products && widest::COLUMNS == 1, vec256_with<false>, widest>;
+
+template <typename V, typename BLOCK> struct unpacked {  // a block of each of V::COLUMNS columns
+    static constexpr int BYTES = block_256<BLOCK>::has_16_bits ? 2 : 1;
+    alignas(64) int8_t quants[BYTES * QK_K * V::COLUMNS];  // 32 bytes of each column in turn
+    typename V::ints init;                                 // initial values of the sums
+    __m128i scales[V::COLUMNS];                            // two of each column in turn
+    alignas(64) __m256i mins[V::COLUMNS];
     float   d[V::COLUMNS], min[V::COLUMNS];
 };
 
-constexpr int     FEW_ROWS     = 4;   // up to so many rows are multiplied without unpacking whole columns
-constexpr int64_t FEW_AHEAD    = 8192;  // bytes that are prefetched then: the hardware does not cross pages
-constexpr int64_t TILE_COLUMNS = 16;  // columns that are unpacked together for more than MAX_ROWS rows
+constexpr int64_t FEW_AHEAD    = 8192;  // bytes that are prefetched for few rows: the hardware does not cross pages
+constexpr int64_t TILE_COLUMNS = 16;    // columns that are unpacked together for more than MAX_ROWS rows
 
-// How minimums are subtracted: not at all, one product per block, or in the lanes of the sums.
-enum class mins { none, summed, in_lanes };
-
-// For each type (k_quants.h): unpack, scale, min, and
-//   is_signed            values may be negative
-//   has_large_products   sums of four products may exceed 16 bits
-//   MINS                 how minimums are subtracted
-template <typename BLOCK> struct block_256 {
-    static constexpr bool supported = false;
-};
-
-struct row_256 {  // a block of a row
-    alignas(64) int8_t qs[QK_K];  // plus ROW_OFFSET for signed weights
+template <typename BLOCK> struct row_256 {  // a block of a row
+    static constexpr int BYTES = block_256<BLOCK>::has_16_bits ? 2 : 1;
+    alignas(64) int8_t qs[BYTES * QK_K];  // plus ROW_OFFSET for signed weights; or of 16 bits, as store_scaled_pairs has them
     int16_t sums_of_16[QK_K / 16], sums[QK_K / 32];
     float   d;
 };
 
 template <typename BLOCK>
-static const row_256 * prepare_256(int64_t nb, const char * rows, size_t stride, int64_t n_rows) {
-    row_256 * row_blocks = scratch<row_256>(n_rows * nb);
+static const row_256<BLOCK> * prepare_256(int64_t nb, const char * rows, size_t stride, int64_t n_rows) {
+    row_256<BLOCK> * row_blocks = scratch<row_256<BLOCK>>(n_rows * nb);
     for (int64_t r = 0; r < n_rows; r++) {
         const block_q8_K * a = (const block_q8_K *) (rows + r * stride);
         for (int64_t b = 0; b < nb; b++) {
-            row_256 & to = row_blocks[r * nb + b];
+            row_256<BLOCK> & to = row_blocks[r * nb + b];
             to.d = a[b].d;
-            for (int i = 0; i < QK_K; i++) {
-                to.qs[i] = block_256<BLOCK>::is_signed ? (int8_t) (a[b].qs[i] ^ widest::ROW_OFFSET) : a[b].qs[i];
+            if (block_256<BLOCK>::has_16_bits && n_rows > block_256<BLOCK>::FEW_ROWS) {
+                for (int i = 0; i < QK_K; i++) {
+                    const int16_t value = a[b].qs[i];
+                    memcpy(to.qs + 2 * (i / 32 * 32 + i % 4 / 2 * 16 + i % 32 / 4 * 2 + i % 2), &value, sizeof(value));
+                }
+            } else {
+                for (int i = 0; i < QK_K; i++) {
+                    to.qs[i] = (int8_t) (a[b].qs[i] ^ (block_256<BLOCK>::is_signed ? vectors_of<BLOCK>::ROW_OFFSET : 0));
+                }
             }
             memcpy(to.sums_of_16, a[b].bsums, sizeof(to.sums_of_16));
             for (int i = 0; i < QK_K / 32; i++) {
@@ -60,18 +78,31 @@ static const row_256 * prepare_256(int64_t nb, const char * rows, size_t stride,
     return row_blocks;
 }
 
-template <typename V> static typename V::ints scales_of_step(const unpacked<V> & w, int step) {
+template <typename V, typename BLOCK> static typename V::ints scales_of_step(const unpacked<V, BLOCK> & w, int step) {
     constexpr int STEPS = 8 / V::COLUMNS;  // whose scales are 16 bytes
     return V::scales_per_16(w.scales[step / STEPS], step % STEPS);
 }
 
-template <typename V, bool LARGE>
-static typename V::ints add_step(typename V::ints sum, typename V::ints products, typename V::ints scales) {
-    return LARGE ? V::add_scaled(sum, products, scales) : V::dot_i16(sum, products, scales);
+// The values of a block times their scales, as 16-bit integers: of each four in turn the first two of 32 values, then the
+// last two, so that sums of pairs are in the lanes of the sums of four.
+static void store_scaled_pairs(const unpacked_block & from, int8_t * to, int step) {
+    const __m256i first = _mm256_broadcastsi128_si256(
+        _mm_setr_epi8(-1, 0, -1, 1, -1, 4, -1, 5, -1, 8, -1, 9, -1, 12, -1, 13));
+    const __m256i last = _mm256_add_epi8(first, _mm256_set1_epi16(0x200));
+    SPECLLAMA_UNROLL
+    for (int j = 0; j < 8; j++) {
+        const __m128i two = _mm_setr_epi8(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1);
+        const __m256i scale = _mm256_cvtepi8_epi16(
+            _mm_shuffle_epi8(from.scales, _mm_add_epi8(two, _mm_set1_epi8((char) (2 * j)))));
+        for (int half = 0; half < 2; half++) {
+            const __m256i pairs = _mm256_srai_epi16(_mm256_shuffle_epi8(from.values[j], half ? last : first), 8);
+            _mm256_store_si256((__m256i *) (to + step * (2 * j + half)), _mm256_mullo_epi16(pairs, scale));
+        }
+    }
 }
 
 template <typename V, typename BLOCK>
-static void unpack(int64_t nb, const char * weights, size_t pitch, unpacked<V> * to) {  // V::COLUMNS columns
+static void unpack(int64_t nb, const char * weights, size_t pitch, unpacked<V, BLOCK> * to) {  // V::COLUMNS columns
     using format = block_256<BLOCK>;
     for (int64_t b = 0; b < nb; b++) {
         unpacked_block blocks[V::COLUMNS];
@@ -79,9 +110,14 @@ static void unpack(int64_t nb, const char * weights, size_t pitch, unpacked<V> *
         for (int c = 0; c < V::COLUMNS; c++) {
             const BLOCK & w = ((const BLOCK *) (weights + c * pitch))[b];
             prefetch_bytes<1>((const char *) &w + V::COLUMNS * pitch, sizeof(BLOCK));
-            blocks[c].quants = to[b].quants + 32 * c;
-            blocks[c].step   = 32 * V::COLUMNS;
             format::unpack(w, blocks[c]);
+            if (format::has_16_bits) {
+                store_scaled_pairs(blocks[c], to[b].quants + 32 * c, 32 * V::COLUMNS);
+            }
+            SPECLLAMA_UNROLL
+            for (int j = 0; !format::has_16_bits && j < 8; j++) {
+                _mm256_store_si256((__m256i *) (to[b].quants + 32 * (j * V::COLUMNS + c)), blocks[c].values[j]);
+            }
             to[b].scales[c] = blocks[c].scales;
             to[b].d[c]      = format::scale(w);
             if (format::MINS != mins::none) {
@@ -96,7 +132,7 @@ static void unpack(int64_t nb, const char * weights, size_t pitch, unpacked<V> *
         }
     }
     // In a loop of its own: loading a vector right after it was stored in two halves stalls.
-    for (int64_t b = 0; format::is_signed && b < nb; b++) {
+    for (int64_t b = 0; format::is_signed && !format::has_16_bits && b < nb; b++) {
         to[b].init = V::zero_si();
         for (int step = 0; V::ROW_OFFSET != 0 && step < 8; step++) {
             const typename V::ints quants = V::load_row(to[b].quants + step * sizeof(typename V::ints));
@@ -117,11 +153,11 @@ struct tile_mins {  // of a block of each column
     float   min[TILE_COLUMNS];
 };
 
-static const tile_mins * gather_mins(const unpacked<vec512> * w, int64_t nb) {
+template <typename BLOCK> static const tile_mins * gather_mins(const unpacked<vec512, BLOCK> * w, int64_t nb) {
     tile_mins * to = scratch<tile_mins>(nb);
     for (int64_t x = 0; x < TILE_COLUMNS; x++) {
         for (int64_t b = 0; b < nb; b++) {
-            const unpacked<vec512> & from = w[x / vec512::COLUMNS * nb + b];
+            const unpacked<vec512, BLOCK> & from = w[x / vec512::COLUMNS * nb + b];
             int32_t pairs[4];
             _mm_storeu_si128((__m128i *) pairs, _mm256_castsi256_si128(from.mins[x % vec512::COLUMNS]));
             for (int i = 0; i < 4; i++) {
@@ -133,12 +169,13 @@ static const tile_mins * gather_mins(const unpacked<vec512> * w, int64_t nb) {
     return to;
 }
 
-static void subtract_mins(int64_t nb, float * s, size_t bs, const tile_mins * w, const row_256 * row_blocks,
+template <typename BLOCK>
+static void subtract_mins(int64_t nb, float * s, size_t bs, const tile_mins * w, const row_256<BLOCK> * row_blocks,
                           int64_t n_rows) {
     for (int64_t r = 0; r < n_rows; r++) {
         __m512 minus_mins = _mm512_setzero_ps();
         for (int64_t b = 0; b < nb; b++) {
-            const row_256 & a = row_blocks[r * nb + b];
+            const row_256<BLOCK> & a = row_blocks[r * nb + b];
             __m512i sum = _mm512_setzero_si512();
             for (int i = 0; i < 4; i++) {
                 int32_t pair;
@@ -153,46 +190,73 @@ static void subtract_mins(int64_t nb, float * s, size_t bs, const tile_mins * w,
 }
 #else
 struct tile_mins;
-template <typename V> static const tile_mins * gather_mins(const unpacked<V> *, int64_t) { return nullptr; }
-static void subtract_mins(int64_t, float *, size_t, const tile_mins *, const row_256 *, int64_t) {}
+template <typename V, typename BLOCK> static const tile_mins * gather_mins(const unpacked<V, BLOCK> *, int64_t) {
+    return nullptr;
+}
+template <typename BLOCK>
+static void subtract_mins(int64_t, float *, size_t, const tile_mins *, const row_256<BLOCK> *, int64_t) {}
 #endif
 
+// Of all columns before the next ones, so that this part of the rows stays in the L1 cache, which two threads may share.
+template <typename BLOCK> constexpr int64_t BLOCKS_AT_ONCE = block_256<BLOCK>::has_16_bits ? 2 : 4;
+
 template <typename V, typename BLOCK, int R>
-static void mul_mat_256(int64_t n, int64_t nc, float * s, size_t bs, const unpacked<V> * w, const row_256 * row_blocks) {
-    using format   = block_256<BLOCK>;
+static void mul_mat_256(int64_t n, int64_t nc, float * s, size_t bs, const unpacked<V, BLOCK> * columns,
+                        const row_256<BLOCK> * row_blocks) {
+    using format = block_256<BLOCK>;
     using ints   = typename V::ints;
     using floats = typename V::floats;
     const int64_t nb = n / QK_K;
     const bool    with_mins = !mins_are_separate<V, BLOCK>(nc);
+    floats acc_so_far[TILE_COLUMNS / V::COLUMNS][R];
+    __m128 mins_so_far[TILE_COLUMNS / V::COLUMNS][R];
+    for (int64_t at = 0; at < nb; at += BLOCKS_AT_ONCE<BLOCK>)
     for (int64_t x = 0; x < nc; x += V::COLUMNS) {
         floats acc[R];
         __m128 minus_mins[R];  // one column in each lane
         SPECLLAMA_UNROLL
         for (int r = 0; r < R; r++) {
-            acc[r]        = V::zero_ps();
-            minus_mins[r] = _mm_setzero_ps();
+            acc[r]        = at == 0 ? V::zero_ps() : acc_so_far[x / V::COLUMNS][r];
+            minus_mins[r] = at == 0 || format::MINS != mins::summed ? _mm_setzero_ps() : mins_so_far[x / V::COLUMNS][r];
         }
-        for (int64_t b = 0; b < nb; b++, w++) {
+        const int64_t end = std::min(nb, at + BLOCKS_AT_ONCE<BLOCK>);
+        const unpacked<V, BLOCK> * w = columns + x / V::COLUMNS * nb + at;
+        for (int64_t b = at; b < end; b++, w++) {
             ints sum[R];
             SPECLLAMA_UNROLL
             for (int r = 0; r < R; r++) {
-                sum[r] = format::is_signed ? w->init : V::zero_si();
+                sum[r] = V::zero_si();
+                if (format::MINS == mins::in_sums) {
+                    const ints sums = V::broadcast_row((const int8_t *) row_blocks[r * nb + b].sums_of_16);
+                    sum[r] = V::dot_i16(sum[r], V::load_row((const int8_t *) w->mins), sums);
+                } else if (format::is_signed && !format::has_16_bits) {
+                    sum[r] = w->init;
+                }
             }
             SPECLLAMA_UNROLL
-            for (int step = 0; step < 8; step++) {
+            for (int step = 0; format::has_16_bits && step < 16; step++) {
+                const ints pairs = V::load_row(w->quants + step * sizeof(ints));
+                SPECLLAMA_UNROLL
+                for (int r = 0; r < R; r++) {
+                    const ints a = V::broadcast_row(row_blocks[r * nb + b].qs + 32 * step);
+                    sum[r] = V::dot_i16(sum[r], a, pairs);
+                }
+            }
+            SPECLLAMA_UNROLL
+            for (int step = 0; !format::has_16_bits && step < 8; step++) {
                 const ints quants = V::load_row(w->quants + step * sizeof(ints)), scales = scales_of_step(*w, step);
                 SPECLLAMA_UNROLL
                 for (int r = 0; r < R; r++) {
                     const ints a        = V::broadcast_row(row_blocks[r * nb + b].qs + 32 * step);
                     const ints products = format::is_signed ? V::dot_with_offset(V::zero_si(), a, quants)
                                                           : V::dot_u8i8(V::zero_si(), quants, a);
-                    sum[r] = add_step<V, format::has_large_products>(sum[r], products, scales);
+                    sum[r] = V::dot_i16(sum[r], products, scales);
                 }
             }
             const floats d = V::per_column(w->d[0], [&] { return w->d[V::COLUMNS - 1]; });
             SPECLLAMA_UNROLL
             for (int r = 0; r < R; r++) {
-                const row_256 & a = row_blocks[r * nb + b];
+                const row_256<BLOCK> & a = row_blocks[r * nb + b];
                 if (format::MINS == mins::in_lanes) {
                     const __m256i sums = _mm256_loadu_si256((const __m256i *) a.sums_of_16);
                     const auto products = [&](int c) {
@@ -214,7 +278,14 @@ static void mul_mat_256(int64_t n, int64_t nc, float * s, size_t bs, const unpac
             }
         }
         SPECLLAMA_UNROLL
-        for (int r = 0; r < R; r++) {
+        for (int r = 0; r < R && end < nb; r++) {
+            acc_so_far[x / V::COLUMNS][r] = acc[r];
+            if (format::MINS == mins::summed) {
+                mins_so_far[x / V::COLUMNS][r] = minus_mins[r];
+            }
+        }
+        SPECLLAMA_UNROLL
+        for (int r = 0; r < R && end == nb; r++) {
             float * to = s + r * bs + x;
             V::store_totals(to, acc[r]);
             if (format::MINS == mins::summed && with_mins) {
@@ -230,15 +301,11 @@ static void mul_mat_256(int64_t n, int64_t nc, float * s, size_t bs, const unpac
 
 template <typename V, typename BLOCK, int R>  // up to FEW_ROWS rows: one column at once, each block unpacked when needed
 static void mul_mat_256_few(int64_t n, int64_t nc, float * s, size_t bs, const char * weights, size_t pitch,
-                            const row_256 * row_blocks) {
+                            const row_256<BLOCK> * row_blocks) {
     using format = block_256<BLOCK>;
     using ints = typename V::ints;
     constexpr int SIZE = sizeof(ints);
     const int64_t nb = n / QK_K;
-    alignas(64) int8_t quants[QK_K];
-    unpacked_block u;
-    u.quants = quants;
-    u.step    = 32;
     for (int64_t x = 0; x < nc; x++) {
         const BLOCK * w = (const BLOCK *) (weights + x * pitch);
         __m256 acc[R];
@@ -250,6 +317,7 @@ static void mul_mat_256_few(int64_t n, int64_t nc, float * s, size_t bs, const c
         }
         for (int64_t b = 0; b < nb; b++) {
             prefetch_bytes<1>((const char *) (w + b) + FEW_AHEAD, sizeof(BLOCK));
+            unpacked_block u;
             format::unpack(w[b], u);
             ints sum[R];
             SPECLLAMA_UNROLL
@@ -258,20 +326,21 @@ static void mul_mat_256_few(int64_t n, int64_t nc, float * s, size_t bs, const c
             }
             SPECLLAMA_UNROLL
             for (int step = 0; step < QK_K / SIZE; step++) {
-                const ints values = V::load_row(quants + step * SIZE), scales = V::scales_per_16(u.scales, step);
+                const ints values = V::of_steps(u.values, step), scales = V::scales_per_16(u.scales, step);
                 const ints init   = format::is_signed ? V::offset_correction(values) : V::zero_si();
                 SPECLLAMA_UNROLL
                 for (int r = 0; r < R; r++) {
                     const ints a        = V::load_row(row_blocks[r * nb + b].qs + step * SIZE);
                     const ints products = format::is_signed ? V::dot_with_offset(init, a, values)
                                                             : V::dot_u8i8(init, values, a);
-                    sum[r] = add_step<V, format::has_large_products>(sum[r], products, scales);
+                    sum[r] = format::has_large_products ? V::add_scaled(sum[r], products, scales)
+                                                        : V::dot_i16(sum[r], products, scales);
                 }
             }
             const float d = format::scale(w[b]), min = format::min(w[b]);
             SPECLLAMA_UNROLL
             for (int r = 0; r < R; r++) {
-                const row_256 & a = row_blocks[r * nb + b];
+                const row_256<BLOCK> & a = row_blocks[r * nb + b];
                 if (format::MINS == mins::in_lanes) {
                     const __m256i sums = _mm256_loadu_si256((const __m256i *) a.sums_of_16);
                     acc[r] = vec256::accumulate(acc[r], _mm256_madd_epi16(u.mins, sums), _mm256_set1_ps(-a.d * min));
@@ -281,7 +350,11 @@ static void mul_mat_256_few(int64_t n, int64_t nc, float * s, size_t bs, const c
                     four = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0xB1));
                     minus_mins[r] = std::fma(-a.d * min, (float) _mm_cvtsi128_si32(four), minus_mins[r]);
                 }
-                acc[r] = vec256::accumulate(acc[r], V::fold_to_8(sum[r]), _mm256_set1_ps(a.d * d));
+                __m256i eight = V::fold_to_8(sum[r]);
+                if (format::MINS == mins::in_sums) {
+                    eight = vec256::dot_i16(eight, u.mins, _mm256_loadu_si256((const __m256i *) a.sums_of_16));
+                }
+                acc[r] = vec256::accumulate(acc[r], eight, _mm256_set1_ps(a.d * d));
             }
         }
         SPECLLAMA_UNROLL
@@ -298,17 +371,18 @@ constexpr int64_t UNPACKED_WIDEST = 0, UNPACKED_SINGLE = 1;
 template <typename BLOCK>
 static const char * unpack_tile(int64_t nb, const char * w, int64_t * pitch, int64_t * n_columns) {
     const int64_t from_pitch = *pitch;
-    if (*n_columns < widest::COLUMNS) {
-        unpacked<vec256> * to = scratch<unpacked<vec256>>(nb);
+    using V = vectors_of<BLOCK>;
+    if (*n_columns < V::COLUMNS) {
+        auto * to = scratch<unpacked<vec256, BLOCK>>(nb);
         unpack<vec256, BLOCK>(nb, w, from_pitch, to);
         *n_columns = 1;
         *pitch     = UNPACKED_SINGLE;
         return (const char *) to;
     }
-    *n_columns -= *n_columns % widest::COLUMNS;
-    unpacked<widest> * to = scratch<unpacked<widest>>(*n_columns / widest::COLUMNS * nb);
-    for (int64_t x = 0; x < *n_columns; x += widest::COLUMNS) {
-        unpack<widest, BLOCK>(nb, w + x * from_pitch, from_pitch, to + x / widest::COLUMNS * nb);
+    *n_columns -= *n_columns % V::COLUMNS;
+    auto * to = scratch<unpacked<V, BLOCK>>(*n_columns / V::COLUMNS * nb);
+    for (int64_t x = 0; x < *n_columns; x += V::COLUMNS) {
+        unpack<V, BLOCK>(nb, w + x * from_pitch, from_pitch, to + x / V::COLUMNS * nb);
     }
     *pitch = UNPACKED_WIDEST;
     return (const char *) to;
@@ -316,20 +390,21 @@ static const char * unpack_tile(int64_t nb, const char * w, int64_t * pitch, int
 
 template <typename BLOCK> struct kernel<BLOCK, std::enable_if_t<block_256<BLOCK>::supported>> {
     static constexpr int MAX_ROWS = specllama::MAX_ROWS;
-    static size_t prepared_bytes(int64_t n) { return n / QK_K * sizeof(row_256); }
+    static size_t prepared_bytes(int64_t n) { return n / QK_K * sizeof(row_256<BLOCK>); }
     static const void * prepare(int64_t n, const char * rows, size_t stride, int64_t n_rows) {
         return prepare_256<BLOCK>(n / QK_K, rows, stride, n_rows);
     }
     template <int R>
     static void mul_mat(int64_t n, int64_t nc, float * s, size_t bs, const char * w, size_t pitch, const char *, size_t,
                         const void * prepared) {
-        const row_256 * row_blocks = (const row_256 *) prepared;
+        using V = vectors_of<BLOCK>;
+        const auto * row_blocks = (const row_256<BLOCK> *) prepared;
         if (pitch > UNPACKED_SINGLE) {
-            mul_mat_256_few<widest, BLOCK, R <= FEW_ROWS ? R : 1>(n, nc, s, bs, w, pitch, row_blocks);
+            mul_mat_256_few<V, BLOCK, R <= block_256<BLOCK>::FEW_ROWS ? R : 1>(n, nc, s, bs, w, pitch, row_blocks);
         } else if (pitch == UNPACKED_SINGLE) {
-            mul_mat_256<vec256, BLOCK, R>(n, nc, s, bs, (const unpacked<vec256> *) w, row_blocks);
+            mul_mat_256<vec256, BLOCK, R>(n, nc, s, bs, (const unpacked<vec256, BLOCK> *) w, row_blocks);
         } else {
-            mul_mat_256<widest, BLOCK, R>(n, nc, s, bs, (const unpacked<widest> *) w, row_blocks);
+            mul_mat_256<V, BLOCK, R>(n, nc, s, bs, (const unpacked<V, BLOCK> *) w, row_blocks);
         }
     }
 };

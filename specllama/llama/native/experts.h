@@ -85,9 +85,10 @@ class expert_rows {
         if (kernel == nullptr) {
             const ggml_vec_dot_t dot = specllama_ggml.cpu_traits(w->type)->vec_dot;
             for (int64_t x = 0; x < nc; x++) {
+                const char * column = weights + x * w->nb[1];
+                prefetch_ahead(column, w->nb[1]);
                 for (int64_t r = 0; r < count; r++) {
-                    dot((int) w->ne[0], result_data(some[r]) + from + x, 0, weights + x * w->nb[1], 0,
-                        row_data(some[r], rows, stride), 0, 1);
+                    dot((int) w->ne[0], result_data(some[r]) + from + x, 0, column, 0, row_data(some[r], rows, stride), 0, 1);
                 }
             }
         } else if (count == 1) {

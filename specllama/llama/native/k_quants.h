@@ -1,15 +1,15 @@
-// Included by mul_mat.h: how blocks of Q2_K, Q3_K, Q5_K and IQ4_XS are unpacked for the loops of blocks_256.h.
+// Included by mul_mat.h: how blocks of Q2_K, Q3_K, Q5_K, Q6_K and IQ4_XS are unpacked for the loops of blocks_256.h.
 
-template <> struct block_256<block_q5_K> {
-    static constexpr bool supported = true, is_signed = false, has_large_products = false;
+template <> struct block_256<block_q5_K> : format_256 {
     static constexpr mins MINS = mins::summed;
     static void unpack(const block_q5_K & w, unpacked_block & to) {
         const __m256i high = _mm256_loadu_si256((const __m256i *) w.qh);
+        SPECLLAMA_UNROLL
         for (int j = 0; j < 8; j++) {
             const __m256i low   = _mm256_loadu_si256((const __m256i *) w.qs + j / 2);
             const __m256i four  = _mm256_and_si256(j % 2 ? _mm256_srli_epi16(low, 4) : low, _mm256_set1_epi8(15));
             const __m256i fifth = _mm256_and_si256(_mm256_srli_epi16(high, j), _mm256_set1_epi8(1));
-            to.store(j, _mm256_or_si256(four, _mm256_slli_epi16(fifth, 4)));
+            to.values[j] = _mm256_or_si256(four, _mm256_slli_epi16(fifth, 4));
         }
         uint32_t p[3];  // as scales_and_mins(), which is not inlined here
         memcpy(p, w.scales, sizeof(p));
@@ -23,13 +23,31 @@ template <> struct block_256<block_q5_K> {
     static float scale(const block_q5_K & w) { return float_of(w.data.data.d); }
 };
 
-template <> struct block_256<block_q2_K> {
-    static constexpr bool supported = true, is_signed = false, has_large_products = false;
+template <> struct block_256<block_q6_K> : format_256 {
+    static constexpr mins MINS = mins::in_sums;  // weights of -32 to 31 are multiplied as 0 to 63
+    static void unpack(const block_q6_K & w, unpacked_block & to) {
+        SPECLLAMA_UNROLL
+        for (int j = 0; j < 8; j++) {
+            const __m256i low  = _mm256_loadu_si256((const __m256i *) w.ql + j / 4 * 2 + j % 2);
+            const __m256i four = _mm256_and_si256(j % 4 < 2 ? low : _mm256_srli_epi16(low, 4), _mm256_set1_epi8(15));
+            const __m256i high = _mm256_loadu_si256((const __m256i *) w.qh + j / 4);
+            const __m256i two  = _mm256_and_si256(_mm256_srli_epi16(high, 2 * (j % 4)), _mm256_set1_epi8(3));
+            to.values[j] = _mm256_or_si256(four, _mm256_slli_epi16(two, 4));
+        }
+        to.scales = _mm_loadu_si128((const __m128i *) w.scales);
+        to.mins   = _mm256_mullo_epi16(_mm256_cvtepi8_epi16(to.scales), _mm256_set1_epi16(-32));
+    }
+    static float min(const block_q6_K &) { return 0; }
+    static float scale(const block_q6_K & w) { return float_of(w.d); }
+};
+
+template <> struct block_256<block_q2_K> : format_256 {
     static constexpr mins MINS = mins::in_lanes;
     static void unpack(const block_q2_K & w, unpacked_block & to) {
+        SPECLLAMA_UNROLL
         for (int j = 0; j < 8; j++) {
             const __m256i four = _mm256_loadu_si256((const __m256i *) w.qs + j / 4);
-            to.store(j, _mm256_and_si256(_mm256_srli_epi16(four, 2 * (j % 4)), _mm256_set1_epi8(3)));
+            to.values[j] = _mm256_and_si256(_mm256_srli_epi16(four, 2 * (j % 4)), _mm256_set1_epi8(3));
         }
         const __m128i both = _mm_loadu_si128((const __m128i *) w.scales), low4 = _mm_set1_epi8(15);
         to.scales = _mm_and_si128(both, low4);
@@ -39,15 +57,15 @@ template <> struct block_256<block_q2_K> {
     static float scale(const block_q2_K & w) { return float_of(w.data.data.d); }
 };
 
-template <> struct block_256<block_q3_K> {
-    static constexpr bool supported = true, is_signed = true, has_large_products = false;
-    static constexpr mins MINS = mins::none;
+template <> struct block_256<block_q3_K> : format_256 {
+    static constexpr bool is_signed = true;
     static void unpack(const block_q3_K & w, unpacked_block & to) {
         const __m256i high = _mm256_loadu_si256((const __m256i *) w.hmask);
+        SPECLLAMA_UNROLL
         for (int j = 0; j < 8; j++) {  // values of -4 to 3
             const __m256i four = _mm256_srli_epi16(_mm256_loadu_si256((const __m256i *) w.qs + j / 4), 2 * (j % 4));
             const __m256i unset = _mm256_andnot_si256(_mm256_srli_epi16(high, j), _mm256_set1_epi8(1));
-            to.store(j, _mm256_sub_epi8(_mm256_and_si256(four, _mm256_set1_epi8(3)), _mm256_slli_epi16(unset, 2)));
+            to.values[j] = _mm256_sub_epi8(_mm256_and_si256(four, _mm256_set1_epi8(3)), _mm256_slli_epi16(unset, 2));
         }
         uint32_t p[3];
         memcpy(p, w.scales, sizeof(p));
@@ -62,13 +80,14 @@ template <> struct block_256<block_q3_K> {
     static float scale(const block_q3_K & w) { return float_of(w.d); }
 };
 
-template <> struct block_256<block_iq4_xs> {
-    static constexpr bool supported = true, is_signed = true, has_large_products = true;
-    static constexpr mins MINS = mins::none;
+template <> struct block_256<block_iq4_xs> : format_256 {
+    static constexpr bool is_signed = true, has_large_products = true, has_16_bits = widest::COLUMNS == 2;
+    static constexpr int  FEW_ROWS = MAX_ROWS;
     static void unpack(const block_iq4_xs & w, unpacked_block & to) {
         const __m256i values = _mm256_broadcastsi128_si256(iq4_values());
+        SPECLLAMA_UNROLL
         for (int j = 0; j < 8; j++) {
-            to.store(j, _mm256_shuffle_epi8(values, nibbles(w.qs + 16 * j)));
+            to.values[j] = _mm256_shuffle_epi8(values, nibbles(w.qs + 16 * j));
         }
         int32_t low;
         memcpy(&low, w.scales_l, sizeof(low));

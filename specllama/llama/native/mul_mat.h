@@ -8,7 +8,6 @@ namespace specllama {
 #include "kernel.h"
 #include "repacked_32.h"
 #include "repacked_q4_k.h"
-#include "q6_k.h"
 #include "f16.h"
 #include "blocks_32.h"
 #include "blocks_256.h"
@@ -38,7 +37,7 @@ static mul_mat_fn kernel_for(const ggml_tensor * weights, layout stored, bool si
         case GGML_TYPE_Q4_0: return repacked ? mul_mat_tiled<block_q4_0x8> : nullptr;
         case GGML_TYPE_Q4_K: return repacked ? mul_mat_tiled<block_q4_Kx8> : nullptr;
         case GGML_TYPE_Q8_0: return mul_mat_tiled<block_q8_0>;
-        case GGML_TYPE_Q6_K: return mul_mat_tiled<block_q6_K>;
+        case GGML_TYPE_Q6_K: return single ? nullptr : mul_mat_tiled<block_q6_K>;
         case GGML_TYPE_Q4_1: return mul_mat_tiled<block_q4_1>;
         case GGML_TYPE_Q5_0: return mul_mat_tiled<block_q5_0>;
         case GGML_TYPE_Q5_1: return mul_mat_tiled<block_q5_1>;

@@ -27,14 +27,14 @@ static void mul_mat_tiled(int64_t n, int64_t nc, float * s, size_t bs, const cha
         type::template mul_mat<M < 8 ? M : 8>};
     const char * prepared = (const char *) type::prepare(n, rows, stride, n_rows);
     int64_t tile = n_rows <= M ? nc : std::max<int64_t>(16, CACHED_BYTES / (int64_t) pitch / 16 * 16);
-    if (block_256<BLOCK>::supported && n_rows > FEW_ROWS) {
+    if (block_256<BLOCK>::supported && n_rows > block_256<BLOCK>::FEW_ROWS) {
         tile = n_rows <= M ? widest::COLUMNS : TILE_COLUMNS;
     }
     for (int64_t x = 0; x < nc; x += tile) {
         int64_t      n_columns = std::min(tile, nc - x), tile_pitch = pitch;
         const char * tile_w    = w + x * pitch;
         if constexpr (block_256<BLOCK>::supported) {
-            if (n_rows > FEW_ROWS) {
+            if (n_rows > block_256<BLOCK>::FEW_ROWS) {
                 tile_w = unpack_tile<BLOCK>(n / QK_K, tile_w, &tile_pitch, &n_columns);
                 tile   = n_columns;
             }
@@ -46,9 +46,9 @@ static void mul_mat_tiled(int64_t n, int64_t nc, float * s, size_t bs, const cha
             done += count;
         }
         if constexpr (block_256<BLOCK>::supported) {
-            if (n_rows > FEW_ROWS && mins_are_separate<widest, BLOCK>(n_columns)) {
-                const auto * mins = gather_mins((const unpacked<widest> *) tile_w, n / QK_K);
-                subtract_mins(n / QK_K, s + x, bs, mins, (const row_256 *) prepared, n_rows);
+            if (n_rows > block_256<BLOCK>::FEW_ROWS && mins_are_separate<widest, BLOCK>(n_columns)) {
+                const auto * mins = gather_mins((const unpacked<vectors_of<BLOCK>, BLOCK> *) tile_w, n / QK_K);
+                subtract_mins(n / QK_K, s + x, bs, mins, (const row_256<BLOCK> *) prepared, n_rows);
             }
         }
     }

@@ -14,15 +14,17 @@
 // Vectors of 32 bytes, each with half of a repacked group of eight columns. dot_u8i8 adds PRODUCTS_PER_SUM products of
 // unsigned and signed bytes to each sum: four to sums of 32 bits with VNNI, otherwise two to sums of 16 bits, which neither
 // sixteen products of 4-bit weights nor four of 6-bit weights overflow.
-struct vec256 {
+#if (defined(__AVX512VNNI__) && defined(__AVX512VL__)) || defined(__AVXVNNI__)
+constexpr bool HAS_VNNI = true;
+#else
+constexpr bool HAS_VNNI = false;
+#endif
+
+template <bool VNNI> struct vec256_with {
     using ints   = __m256i;
     using floats = __m256;
     static constexpr int N_GROUPS = 1;  // repacked groups of columns at once
-#if (defined(__AVX512VNNI__) && defined(__AVX512VL__)) || defined(__AVXVNNI__)
-    static constexpr int PRODUCTS_PER_SUM = 4;
-#else
-    static constexpr int PRODUCTS_PER_SUM = 2;
-#endif
+    static constexpr int PRODUCTS_PER_SUM = VNNI ? 4 : 2;
     static ints zero_si() { return _mm256_setzero_si256(); }
     static ints set1_epi8(int value) { return _mm256_set1_epi8((char) value); }
     static ints set1_epi32(int32_t value) { return _mm256_set1_epi32(value); }
@@ -32,12 +34,15 @@ struct vec256 {
     static ints sub(ints a, ints b) { return _mm256_sub_epi32(a, b); }
     static ints srli4(ints a) { return _mm256_srli_epi16(a, 4); }  // high nibbles of bytes, to be masked
     static ints dot_u8i8(ints sum, ints w, ints a) {
+        if (!VNNI) {
+            return _mm256_add_epi16(sum, _mm256_maddubs_epi16(w, a));
+        }
 #if defined(__AVX512VNNI__) && defined(__AVX512VL__)
         return _mm256_dpbusd_epi32(sum, w, a);
 #elif defined(__AVXVNNI__)
         return _mm256_dpbusd_avx_epi32(sum, w, a);
 #else
-        return _mm256_add_epi16(sum, _mm256_maddubs_epi16(w, a));
+        return sum;
 #endif
     }
     static ints dot_i16(ints sum, ints a, ints b) {  // adds two 16-bit products to each 32-bit sum
@@ -103,6 +108,7 @@ struct vec256 {
     }
 
     static ints load_row(const int8_t * from) { return _mm256_loadu_si256((const __m256i *) from); }
+    static ints of_steps(const __m256i * from, int step) { return from[step]; }  // vector `step` of those of 32 bytes
     // The scales of vector `step` of a block that has one for each 16 values.
     static ints scales_per_16(__m128i scales, int step) { return spread_scales<16>(scales, 2 * step); }
     static ints dot_with_offset(ints init, ints a, ints quants) {  // without widening the sums
@@ -155,6 +161,8 @@ struct vec256 {
     static floats accumulate(floats sum, floats a, floats b) { return _mm256_fmadd_ps(a, b, sum); }
     static floats add_ps(floats a, floats b) { return _mm256_add_ps(a, b); }
 };
+
+using vec256 = vec256_with<HAS_VNNI>;
 
 #if defined(__AVX512VNNI__) && defined(__AVX512VL__) && defined(__AVX512BW__) && defined(__AVX512DQ__)
 #define SPECLLAMA_VEC512
@@ -213,6 +221,7 @@ struct vec512 {
         *second = _mm512_cvtepu8_epi32(_mm_shuffle_epi8(next, twice));
     }
     static ints load_row(const int8_t * from) { return _mm512_loadu_si512(from); }
+    static ints of_steps(const __m256i * from, int step) { return concat(from[2 * step], from[2 * step + 1]); }
     static ints scales_per_16(__m128i scales, int step) {
         const __m128i first = _mm_setr_epi8(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
         const __m128i index = _mm_add_epi8(first, _mm_set1_epi8((char) (4 * step)));
