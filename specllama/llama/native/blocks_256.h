@@ -46,10 +46,32 @@ constexpr int64_t TILE_COLUMNS = 16;    // columns that are unpacked together fo
 
 template <typename BLOCK> struct row_256 {  // a block of a row
     static constexpr int BYTES = block_256<BLOCK>::has_16_bits ? 2 : 1;
-    alignas(64) int8_t qs[BYTES * QK_K];  // plus ROW_OFFSET for signed weights; or of 16 bits, as store_scaled_pairs has them
+    alignas(64) int8_t qs[BYTES * QK_K];  // plus ROW_OFFSET for signed weights; or of 16 bits, as pairs_of has them
     int16_t sums_of_16[QK_K / 16], sums[QK_K / 32];
     float   d;
 };
+
+// As 16-bit integers, of each four of 32 values the first two or the last two: sums of pairs are in the lanes of the sums of
+// four.
+inline __m256i pairs_of(__m256i values, int half) {
+    const __m256i first = _mm256_broadcastsi128_si256(
+        _mm_setr_epi8(-1, 0, -1, 1, -1, 4, -1, 5, -1, 8, -1, 9, -1, 12, -1, 13));
+    return _mm256_srai_epi16(_mm256_shuffle_epi8(values, _mm256_add_epi8(first, _mm256_set1_epi16(half * 0x200))), 8);
+}
+
+// Values of 16 bits times their scales, each vector `step` bytes after the one before.
+static void store_scaled_pairs(const unpacked_block & from, int8_t * to, int step) {
+    SPECLLAMA_UNROLL
+    for (int j = 0; j < 8; j++) {
+        const __m128i two = _mm_setr_epi8(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1);
+        const __m256i scale = _mm256_cvtepi8_epi16(
+            _mm_shuffle_epi8(from.scales, _mm_add_epi8(two, _mm_set1_epi8((char) (2 * j)))));
+        for (int half = 0; half < 2; half++) {
+            const __m256i scaled = _mm256_mullo_epi16(pairs_of(from.values[j], half), scale);
+            _mm256_store_si256((__m256i *) (to + step * (2 * j + half)), scaled);
+        }
+    }
+}
 
 template <typename BLOCK>
 static const row_256<BLOCK> * prepare_256(int64_t nb, const char * rows, size_t stride, int64_t n_rows) {
@@ -60,9 +82,9 @@ static const row_256<BLOCK> * prepare_256(int64_t nb, const char * rows, size_t 
             row_256<BLOCK> & to = row_blocks[r * nb + b];
             to.d = a[b].d;
             if (block_256<BLOCK>::has_16_bits && n_rows > block_256<BLOCK>::FEW_ROWS) {
-                for (int i = 0; i < QK_K; i++) {
-                    const int16_t value = a[b].qs[i];
-                    memcpy(to.qs + 2 * (i / 32 * 32 + i % 4 / 2 * 16 + i % 32 / 4 * 2 + i % 2), &value, sizeof(value));
+                for (int i = 0; i < QK_K / 16; i++) {
+                    const __m256i values = _mm256_loadu_si256((const __m256i *) a[b].qs + i / 2);
+                    _mm256_store_si256((__m256i *) to.qs + i, pairs_of(values, i % 2));
                 }
             } else {
                 for (int i = 0; i < QK_K; i++) {
@@ -81,24 +103,6 @@ static const row_256<BLOCK> * prepare_256(int64_t nb, const char * rows, size_t 
 template <typename V, typename BLOCK> static typename V::ints scales_of_step(const unpacked<V, BLOCK> & w, int step) {
     constexpr int STEPS = 8 / V::COLUMNS;  // whose scales are 16 bytes
     return V::scales_per_16(w.scales[step / STEPS], step % STEPS);
-}
-
-// The values of a block times their scales, as 16-bit integers: of each four in turn the first two of 32 values, then the
-// last two, so that sums of pairs are in the lanes of the sums of four.
-static void store_scaled_pairs(const unpacked_block & from, int8_t * to, int step) {
-    const __m256i first = _mm256_broadcastsi128_si256(
-        _mm_setr_epi8(-1, 0, -1, 1, -1, 4, -1, 5, -1, 8, -1, 9, -1, 12, -1, 13));
-    const __m256i last = _mm256_add_epi8(first, _mm256_set1_epi16(0x200));
-    SPECLLAMA_UNROLL
-    for (int j = 0; j < 8; j++) {
-        const __m128i two = _mm_setr_epi8(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1);
-        const __m256i scale = _mm256_cvtepi8_epi16(
-            _mm_shuffle_epi8(from.scales, _mm_add_epi8(two, _mm_set1_epi8((char) (2 * j)))));
-        for (int half = 0; half < 2; half++) {
-            const __m256i pairs = _mm256_srai_epi16(_mm256_shuffle_epi8(from.values[j], half ? last : first), 8);
-            _mm256_store_si256((__m256i *) (to + step * (2 * j + half)), _mm256_mullo_epi16(pairs, scale));
-        }
-    }
 }
 
 template <typename V, typename BLOCK>

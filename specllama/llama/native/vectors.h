@@ -6,7 +6,7 @@
 #if defined(__clang__)
 #define SPECLLAMA_UNROLL _Pragma("clang loop unroll(full)")
 #elif defined(__GNUC__)
-#define SPECLLAMA_UNROLL _Pragma("GCC unroll 8")
+#define SPECLLAMA_UNROLL _Pragma("GCC unroll 16")
 #else
 #define SPECLLAMA_UNROLL
 #endif
