@@ -14,21 +14,29 @@ static const float * prepare_f16(int64_t n, const char * rows, size_t stride, in
     return row_floats;
 }
 
+// Of as many columns before the next values, so that this part of the rows stays in the L1 cache.
+constexpr int64_t VALUES_AT_ONCE = 1024, COLUMNS_AT_ONCE = 16;
+
+inline int64_t values_at_once(int64_t n, int64_t nc) { return nc <= COLUMNS_AT_ONCE ? VALUES_AT_ONCE : n; }
+
 template <typename V, typename T, int R, int C>  // C columns at once
 static int64_t mul_mat_f16(int64_t n, int64_t nc, float * s, size_t bs, const char * weights, size_t pitch,
                            const float * row_floats) {
-    int64_t x = 0;
-    for (; x + C <= nc; x += C) {
+    typename V::floats acc_so_far[COLUMNS_AT_ONCE / C][R][C];
+    const int64_t size = values_at_once(n, nc);
+    for (int64_t at = 0; at < n; at += size)
+    for (int64_t x = 0; x + C <= nc; x += C) {
         const char * w = weights + x * pitch;
+        const int64_t end = std::min(n, at + size);
         typename V::floats acc[R][C];
         SPECLLAMA_UNROLL
         for (int r = 0; r < R; r++) {
             SPECLLAMA_UNROLL
             for (int c = 0; c < C; c++) {
-                acc[r][c] = V::zero_ps();
+                acc[r][c] = at == 0 ? V::zero_ps() : acc_so_far[x / C][r][c];
             }
         }
-        for (int64_t i = 0; i < n; i += V::N_FLOATS) {
+        for (int64_t i = at; i < end; i += V::N_FLOATS) {
             typename V::floats a[R];
             SPECLLAMA_UNROLL
             for (int r = 0; r < R; r++) {
@@ -52,11 +60,15 @@ static int64_t mul_mat_f16(int64_t n, int64_t nc, float * s, size_t bs, const ch
         for (int r = 0; r < R; r++) {
             SPECLLAMA_UNROLL
             for (int c = 0; c < C; c++) {
-                s[r * bs + x + c] = V::hsum(acc[r][c]);
+                if (end < n) {
+                    acc_so_far[x / C][r][c] = acc[r][c];
+                } else {
+                    s[r * bs + x + c] = V::hsum(acc[r][c]);
+                }
             }
         }
     }
-    return x;
+    return nc / C * C;
 }
 
 template <typename T> struct f16_kernel {
@@ -94,15 +106,18 @@ inline bool has_bf16_pairs() { return __builtin_cpu_supports("avx512bf16"); }
 template <int R, int C>  // C columns at once
 SPECLLAMA_BF16 static int64_t mul_mat_bf16_pairs(int64_t n, int64_t nc, float * s, size_t bs, const char * weights,
                                                  size_t pitch, const char * rows, size_t stride) {
-    int64_t x = 0;
-    for (; x + C <= nc; x += C) {
+    __m512 acc_so_far[COLUMNS_AT_ONCE / C][R][C];
+    const int64_t size = values_at_once(n, nc);
+    for (int64_t at = 0; at < n; at += size)
+    for (int64_t x = 0; x + C <= nc; x += C) {
         const char * w = weights + x * pitch;
+        const int64_t end = std::min(n, at + size);
         __m512 acc[R][C];
         SPECLLAMA_UNROLL
         for (int r = 0; r < R; r++) {
             SPECLLAMA_UNROLL
             for (int c = 0; c < C; c++) {
-                acc[r][c] = _mm512_setzero_ps();
+                acc[r][c] = at == 0 ? _mm512_setzero_ps() : acc_so_far[x / C][r][c];
             }
         }
         const auto multiply = [&](int64_t i, auto load) __attribute__((always_inline)) SPECLLAMA_BF16 {
@@ -124,11 +139,11 @@ SPECLLAMA_BF16 static int64_t mul_mat_bf16_pairs(int64_t n, int64_t nc, float * 
                 }
             }
         };
-        int64_t i = 0;
-        for (; i + 32 <= n; i += 32) {
+        int64_t i = at;
+        for (; i + 32 <= end; i += 32) {
             multiply(i, [](const char * from) __attribute__((always_inline)) { return _mm512_loadu_si512(from); });
         }
-        if (i < n) {  // the last 16
+        if (i < end) {  // the last 16
             multiply(i, [](const char * from) __attribute__((always_inline)) {
                 return _mm512_zextsi256_si512(_mm256_loadu_si256((const __m256i *) from));
             });
@@ -137,11 +152,15 @@ SPECLLAMA_BF16 static int64_t mul_mat_bf16_pairs(int64_t n, int64_t nc, float * 
         for (int r = 0; r < R; r++) {
             SPECLLAMA_UNROLL
             for (int c = 0; c < C; c++) {
-                s[r * bs + x + c] = _mm512_reduce_add_ps(acc[r][c]);
+                if (end < n) {
+                    acc_so_far[x / C][r][c] = acc[r][c];
+                } else {
+                    s[r * bs + x + c] = _mm512_reduce_add_ps(acc[r][c]);
+                }
             }
         }
     }
-    return x;
+    return nc / C * C;
 }
 
 template <> struct kernel<bf16_pairs> {
