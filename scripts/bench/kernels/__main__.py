@@ -18,8 +18,8 @@ at random (MUL_MAT_ID). The shares count the weights that are used.
 shortest time counts. With -t 1, of which processor time is measured, and few MiB that gives usable relative
 times on a machine that is busy otherwise; the shares mean little there.
 
---level avx2, avxvnni or avx512: the kernels as on an older processor. The llama.cpp that they are compared with
-has to be compiled for it as well, and LLAMA_CPP_LIB_PATH to name its folder.
+--level avx2, avxvnni or avx512: the kernels as on an older processor. The llama.cpp that they are compared
+with has to be compiled for it as well, and LLAMA_CPP_LIB_PATH to name its folder.
 
 --products writes products of random rows as this process computes them, by type and number of rows, and
 measures nothing.
@@ -373,7 +373,7 @@ def main() -> None:
     p.add_argument("--used", type=cli.whole(1), default=4, help="experts that a row is multiplied by")
     p.add_argument("--best", type=float, default=0.0, metavar="SECONDS", help="the shortest of many times")
     p.add_argument("--json", type=Path, help="write all figures to this file")
-    p.add_argument("--level", default="on", choices=["on", *LEVELS], help="of the kernels (default: the best)")
+    p.add_argument("--level", default="on", choices=["on", *LEVELS], help="of the kernels; on: the best")
     p.add_argument("--products", type=Path, metavar="FILE", help="write products, measure nothing")
     p.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     args = p.parse_args()
