@@ -41,8 +41,7 @@ template <typename V, typename BLOCK> struct unpacked {  // a block of each of V
     float   d[V::COLUMNS], min[V::COLUMNS];
 };
 
-constexpr int64_t FEW_AHEAD    = 8192;  // bytes that are prefetched for few rows: the hardware does not cross pages
-constexpr int64_t TILE_COLUMNS = 16;    // columns that are unpacked together for more than MAX_ROWS rows
+constexpr int64_t TILE_COLUMNS = 16;  // columns that are unpacked together for more than MAX_ROWS rows
 
 template <typename BLOCK> struct row_256 {  // a block of a row
     static constexpr int BYTES = block_256<BLOCK>::has_16_bits ? 2 : 1;
@@ -320,7 +319,7 @@ static void mul_mat_256_few(int64_t n, int64_t nc, float * s, size_t bs, const c
             minus_mins[r] = 0;
         }
         for (int64_t b = 0; b < nb; b++) {
-            prefetch_bytes<1>((const char *) (w + b) + FEW_AHEAD, sizeof(BLOCK));
+            prefetch_ahead((const char *) (w + b), sizeof(BLOCK));
             unpacked_block u;
             format::unpack(w[b], u);
             ints sum[R];

@@ -9,14 +9,6 @@ inline bool has_vec_dot(const ggml_tensor * w, const ggml_tensor * a) {
                 : specllama_ggml.cpu_traits(traits->vec_dot_type)->from_float != nullptr);
 }
 
-// Prefetches weights that are read next: the hardware does not cross pages.
-inline void prefetch_ahead(const char * weights, size_t size) {
-    constexpr size_t AHEAD = 8192;
-    for (size_t at = AHEAD; at < AHEAD + size; at += 64) {
-        __builtin_prefetch(weights + at, 0, 2);
-    }
-}
-
 static void mul_mat_vec_dot(const ggml_compute_params * params, ggml_tensor * dst, const char * rows, size_t stride) {
     const ggml_tensor * w   = dst->src[0];
     const ggml_vec_dot_t dot = specllama_ggml.cpu_traits(w->type)->vec_dot;
