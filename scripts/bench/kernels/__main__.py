@@ -28,6 +28,7 @@ measures nothing.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ctypes
 import json
 import os
@@ -43,6 +44,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scripts import cli
+from specllama.errors import EngineError
 from specllama.llama.kernel_build import LEVELS
 from specllama.llama.kernels import VARIABLE
 
@@ -69,10 +71,13 @@ class Room(ctypes.Structure):
 
 
 class Ggml:
-    """ggml's functions by name, as this process has loaded them."""
+    """ggml's functions by name, as this process has loaded them. Raises BadInput if it cannot."""
 
     def __init__(self) -> None:
-        from specllama.llama.library import ggml
+        try:
+            from specllama.llama.library import ggml
+        except EngineError as error:
+            raise cli.BadInput(str(error)) from None
 
         self._library = ggml
 
@@ -299,7 +304,8 @@ class Child:
 
     def close(self) -> None:
         assert self._process.stdin is not None
-        self._process.stdin.close()
+        with contextlib.suppress(BrokenPipeError):  # it has ended
+            self._process.stdin.close()
         self._process.wait(timeout=60)
 
 
