@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NoReturn, TypeVar
@@ -197,11 +198,10 @@ class Header:
 
     @property
     def token_texts(self) -> list[bytes]:
-        """The texts as llama.cpp stores them: each up to a NUL; an empty one becomes [EMPTY_<id>]."""
-        raws = self.tokens.raws()
-        if all(raws) and b"\0" not in b"".join(raws):
-            return raws
-        return [raw.partition(b"\0")[0] or b"[EMPTY_%d]" % i for i, raw in enumerate(raws)]
+        """The texts as llama.cpp stores them: each up to a NUL; an empty one becomes [EMPTY_<id>]. Headers
+        share the list: it must not be changed.
+        """
+        return _token_texts(self.tokens)
 
     @property
     def bos_id(self) -> int | None:
@@ -215,6 +215,14 @@ class Header:
 
     def _has(self, name: str) -> bool:
         return f"tokenizer.ggml.{name}" in self.metadata
+
+
+@lru_cache(maxsize=1)  # target and draft mostly have the same
+def _token_texts(tokens: parse.StringArray) -> list[bytes]:
+    raws = tokens.raws()
+    if all(raws) and b"\0" not in b"".join(raws):
+        return raws
+    return [raw.partition(b"\0")[0] or b"[EMPTY_%d]" % i for i, raw in enumerate(raws)]
 
 
 def read_source(source: GGUFSource) -> Header:

@@ -7,6 +7,7 @@ version or cannot be loaded.
 from __future__ import annotations
 
 import ctypes
+import functools
 import hashlib
 import importlib.util
 import os
@@ -169,6 +170,7 @@ def system_info() -> str:
     return text.decode()
 
 
+@functools.cache
 def compiled() -> str:
     """An identifier of this build of llama.cpp, 16 hexadecimal digits: a hash over the checksums of its
     libraries recorded at installation, or over their sizes and times if there is no record, and over the

@@ -92,8 +92,8 @@ class _TensorOverride(ctypes.Structure):
 class ModelParams:
     """params: for llama_model_load_from_file; valid as long as this object, which holds what they point to.
 
-    progress: called with the fraction loaded, 0 to 1. vocab_only: load no weights. Raises UsageError for
-    settings that this build does not support.
+    progress: called with the fraction loaded, 0 to 1. vocab_only, ids_only: as of `LlamaModel`. Raises
+    UsageError for settings that this build does not support.
     """
 
     def __init__(
@@ -101,6 +101,7 @@ class ModelParams:
         s: ModelSettings,
         progress: Callable[[float], None] | None = None,
         vocab_only: bool = False,
+        ids_only: tuple[str, int] | None = None,
     ) -> None:
         self._kept: list[object] = []  # objects that llama.cpp keeps pointers to
         self.params = params = llama.llama_model_default_params()
@@ -124,6 +125,9 @@ class ModelParams:
             self._kept.append(params.tensor_split)
         if overrides := tensor_overrides(s):
             params.tensor_buft_overrides = self._keep(_override_list(overrides))
+        if ids_only is not None:
+            params.kv_overrides = array = _no_vocabulary(*ids_only)
+            self._kept.append(array)
         if progress is not None:
             report = progress
             callback = llama.llama_progress_callback(lambda share, _user: report(share) or True)
@@ -144,6 +148,15 @@ def _device_list(names: Sequence[str]) -> ctypes.Array[ctypes.c_void_p]:
                 f"no device {name!r} in this build of llama.cpp", f"there are: {', '.join(known)}"
             )
     return (ctypes.c_void_p * (len(wanted) + 1))(*[known[n] for n in wanted], None)
+
+
+def _no_vocabulary(architecture: str, n_vocab: int) -> ctypes.Array[Any]:
+    array: ctypes.Array[Any] = (llama.llama_model_kv_override * 3)()  # up to one without a key
+    array[0].key, array[0].tag = b"tokenizer.ggml.model", llama.LLAMA_KV_OVERRIDE_TYPE_STR
+    array[0].value.val_str = b"none"
+    array[1].key, array[1].tag = f"{architecture}.vocab_size".encode(), llama.LLAMA_KV_OVERRIDE_TYPE_INT
+    array[1].value.val_i64 = n_vocab
+    return array
 
 
 def _override_list(overrides: Sequence[tuple[str, str]]) -> ctypes.Array[Any]:
@@ -254,9 +267,10 @@ class LlamaModel:
     """Weights and vocabulary of one GGUF file.
 
     progress: called with the fraction loaded, 0 to 1. vocab_only: load no weights. with_head: load the layers
-    for multi-token prediction too. is_head: the file is a head, which generates nothing by itself. Raises
-    UsageError for settings that this build or model does not support, IntegrityError if llama.cpp refuses the
-    file, ResourceError if memory runs out.
+    for multi-token prediction too. is_head: the file is a head, which generates nothing by itself. ids_only:
+    (architecture, number of tokens) of a draft that gets and gives ids: its vocabulary, which takes up to
+    half of the time to load it, is left out. Raises UsageError for what this build or model does not support,
+    IntegrityError if llama.cpp refuses the file, ResourceError if memory runs out.
 
     bos_id, eos_id: the tokens that begin and end a sequence, -1 for none. has_state: some layers keep a
     recurrent state, which cannot be truncated token by token.
@@ -269,9 +283,10 @@ class LlamaModel:
         vocab_only: bool = False,
         with_head: bool = False,
         is_head: bool = False,
+        ids_only: tuple[str, int] | None = None,
     ) -> None:
         self.settings = settings
-        self._params = ModelParams(settings, progress, vocab_only)
+        self._params = ModelParams(settings, progress, vocab_only, ids_only)
         self._params.params.load_mtp = with_head
         log.clear()
         path = os.fsencode(settings.path)
@@ -320,14 +335,27 @@ class LlamaModel:
 
     @functools.cached_property
     def end_ids(self) -> frozenset[int]:
-        """All tokens that end a generation."""
-        return frozenset(i for i in range(self.n_vocab) if llama.llama_vocab_is_eog(self.vocab, i))
+        """All tokens that end a generation. As in llama.cpp's loader, these are control tokens or named by a
+        key of the file.
+        """
+        names = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
+        keys = (self.metadata(f"tokenizer.ggml.{name}_token_id") for name in names)
+        named = {int(key) for key in keys if key is not None}
+        return frozenset(
+            i
+            for i in {*self._control_ids, *named, self.eos_id}
+            if 0 <= i < self.n_vocab and llama.llama_vocab_is_eog(self.vocab, i)
+        )
+
+    @functools.cached_property
+    def _control_ids(self) -> list[int]:
+        get_attr, vocab = llama.llama_vocab_get_attr, self.vocab
+        return [i for i in range(self.n_vocab) if get_attr(vocab, i) & _CONTROL]
 
     @functools.cached_property
     def control_tokens(self) -> dict[int, str]:
         """The texts of all control tokens and of the unknown token, where they have one, by id."""
-        ids = (i for i in range(self.n_vocab) if llama.llama_vocab_get_attr(self.vocab, i) & _CONTROL)
-        return {i: text for i in ids if (text := self.token_text(i))}
+        return {i: text for i in self._control_ids if (text := self.token_text(i))}
 
     @property
     def control_texts(self) -> list[str]:

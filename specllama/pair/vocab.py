@@ -112,7 +112,7 @@ def end_ids(header: Header, vocab: Vocab) -> frozenset[int]:
     """
     if vocab.kind == "none":
         return frozenset()
-    by_text = {text: i for i, text in enumerate(vocab.texts) if text in _WANTED}
+    by_text = {text: vocab.texts.index(text) for text in _WANTED.intersection(vocab.texts)}
     ids = {by_text[text] for text in _END_TEXTS if text in by_text}
     named = [vocab.eos_id, named_id(header, vocab, "eot"), named_id(header, vocab, "eom")]
     for key, texts in _FILL_TEXTS.items():

@@ -18,8 +18,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from filelock import FileLock, Timeout
-
 from specllama import wire
 from specllama.config.defaults import CACHE_DISK_BYTES, CACHE_DISK_SHARE
 from specllama.config.places import close_to_others
@@ -182,6 +180,8 @@ class StateDirectory:
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Keep other processes, and other threads, from changing the directory. Raises OSError."""
+        from filelock import FileLock, Timeout
+
         try:
             with FileLock(self.path / ".lock", timeout=LOCK_SECONDS, mode=0o600):
                 yield

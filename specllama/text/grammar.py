@@ -19,8 +19,6 @@ from numpy.typing import NDArray
 
 from specllama.core.interfaces import MaskError
 from specllama.errors import ResourceError, UsageError
-from specllama.text.gbnf.lark import gbnf_to_lark
-from specllama.text.gbnf.parser import parse
 from specllama.text.json_schema import JSON_STYLE, NOTHING, in_words, parsed
 
 if TYPE_CHECKING:
@@ -203,6 +201,8 @@ class Grammars:
         if what == _GRAMMAR:
             _check_size(text, what)
             if _is_gbnf(text):
+                from specllama.text.gbnf.lark import gbnf_to_lark
+
                 model = self._model
                 text = gbnf_to_lark(text, model.n_vocab, model.end_ids, self._token_id)
         return LLMatcher.grammar_from_lark(text)
@@ -318,6 +318,8 @@ def check(json_schema: str | None = None, grammar: str | None = None) -> None:
         elif grammar is not None:
             _check_size(grammar, what)
             if _is_gbnf(grammar):
+                from specllama.text.gbnf.parser import parse
+
                 parse(grammar, lambda _: 0)
             else:
                 problem = LLMatcher.validate_grammar(LLMatcher.grammar_from_lark(grammar))

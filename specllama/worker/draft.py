@@ -95,7 +95,7 @@ def load_draft(
     shared = None if fits else overlap(target, header)[0]
     plan = plan_load(alone, header, None, available_memory(), gpus(), n_outputs, 0)
     fitted = fitted_to(settings, plan.target.n_gpu_layers)
-    model = LlamaModel(fitted)
+    model = LlamaModel(fitted, ids_only=None if shared is not None else ids_of(header))
     return _opened(model, fitted, header, target, target_model, shared, plan.n_ctx, 1, n_outputs)
 
 
@@ -115,8 +115,9 @@ def open_model(
     assert settings.draft is not None
     assert plan.draft is not None
     fitted = fitted_to(settings.draft, plan.draft.n_gpu_layers)
-    model, n_slots = LlamaModel(fitted, reporter("draft", send)), settings.n_slots
-    size = plan.n_ctx_draft, n_slots, max(n_slots, 8)
+    ids_only = None if shared is not None else ids_of(header)
+    model = LlamaModel(fitted, reporter("draft", send), ids_only=ids_only)
+    size = plan.n_ctx_draft, settings.n_slots, max(settings.n_slots, 8)
     try:
         return _opened(model, fitted, header, target, target_model, shared, *size), ""
     except (ResourceError, DecodeError) as error:
@@ -187,6 +188,11 @@ def reporter(name: str, send: protocol.Send) -> Callable[[float], None]:
     return report
 
 
+def ids_of(draft: Header) -> tuple[str, int]:
+    """What `LlamaModel` needs to load a draft without its vocabulary."""
+    return draft.architecture, draft.n_vocab
+
+
 def warm_up(context: LlamaContext) -> None:
     """Decode one token, then two: page faults and allocations slow no answer and no first draft then."""
     token = context.any_token
@@ -253,7 +259,8 @@ def open_head(
     fitted, model = fitted_to(own, planned.n_gpu_layers), None
     if head.own_file:
         read_d2t(head)
-        model = LlamaModel(fitted, reporter("draft", send), with_head=head.kind.nextn_layers, is_head=True)
+        ids_only, report = ids_of(head.header), reporter("draft", send)
+        model = LlamaModel(fitted, report, with_head=head.kind.nextn_layers, is_head=True, ids_only=ids_only)
     features = TargetFeatures(target, head.target_layers)
     context: HeadContext | BlockContext | None = None
     try:

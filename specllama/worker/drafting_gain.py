@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from specllama.client.tune_messages import MeasuredDraft
 from specllama.config.store import Store
@@ -22,8 +22,10 @@ from specllama.core.stats import FREE, OfferStats
 from specllama.drafters import MODEL, REGISTRY
 from specllama.errors import option
 from specllama.gguf.header import Header, identity
-from specllama.models.foreign_drafts import FOLDER, DraftRecord, MeasuredDrafts, Source
 from specllama.worker.loader import Loaded
+
+if TYPE_CHECKING:
+    from specllama.models.foreign_drafts import Source
 
 _MIN_ROUNDS = 64  # of an answer, to judge it
 _TOO_SHORT = 16  # rounds; costs decide little in fewer
@@ -169,5 +171,7 @@ def store_answers(loaded: Loaded) -> None:
 
 def _store(loaded: Loaded, draft: Header, source: Source, speedup: float, *more: Any) -> None:
     """Store a figure among those of the target, next to its profile."""
+    from specllama.models.foreign_drafts import FOLDER, DraftRecord, MeasuredDrafts
+
     record = DraftRecord(os.path.abspath(draft.path), identity(draft), source, round(speedup, 4), *more)
     MeasuredDrafts(loaded.header, Store(loaded.profile.store.root.with_name(FOLDER))).put(record)

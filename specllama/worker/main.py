@@ -119,9 +119,12 @@ def main() -> None:
 def _serve(pipes: _Pipes) -> None:
     """Handle messages as they arrive; between them step the engine while it has work to do."""
     compile_kernels(pipes.send)
+    gc.disable()  # what is imported stays
     from specllama.worker.engine_core import EngineCore  # loads llama.cpp
     from specllama.worker.intake import refusing
 
+    gc.freeze()
+    gc.enable()
     core = pipes.core = EngineCore(pipes.send, post=pipes.inbox.put)
     threading.Thread(target=_send_heartbeats, args=(pipes, core), daemon=True).start()
     step_at = 0.0

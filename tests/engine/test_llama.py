@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from specllama.config.load import ModelSettings
 from specllama.core.interfaces import BatchRow
 from specllama.data import EMBEDDED_DRAFT
+from specllama.gguf.header import read_model
 from specllama.llama import library, model
 from specllama.llama.context import LlamaContext
 from specllama.llama.kernels import Kernels
-from specllama.llama.library import compiled
 from specllama.llama.model import LlamaModel
+from specllama.worker.draft import ids_of
 from tests.support import tinygguf
 
 
@@ -48,8 +51,9 @@ def recorded(name: str, value: str | None) -> metadata.PackagePath:
 
 def test_compilations_are_distinguished(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """By the recorded hashes of llama.cpp's libraries or, without any, by the files."""
+    compiled = library.compiled.__wrapped__
     here = compiled()
-    assert here == compiled()
+    assert here == library.compiled() == compiled()
     assert len(here) == 16
     assert int(here, 16)
     identifiers = []
@@ -83,6 +87,21 @@ def test_logits_are_reserved_up_to_a_cache_line(draft: LlamaModel) -> None:
     rows = context.decode([BatchRow(5 + i, i, 0, True) for i in range(65)])
     assert rows.shape == (65, draft.n_vocab)
     context.close()
+
+
+def test_a_draft_without_its_vocabulary_is_the_same(draft: LlamaModel) -> None:
+    settings = ModelSettings(path=str(EMBEDDED_DRAFT), n_threads=1, n_gpu_layers=0)
+    ids_only = ids_of(read_model(EMBEDDED_DRAFT))
+    rows = [BatchRow(5 + i, i, 0, True) for i in range(8)]
+    with closing(LlamaModel(settings, ids_only=ids_only)) as other:
+        assert (other.n_vocab, other.n_layer, other.n_ctx_train) == (
+            (draft.n_vocab, draft.n_layer, draft.n_ctx_train)
+        )
+        logits = []
+        for model in (draft, other):
+            with closing(LlamaContext(model, 512)) as context:
+                logits.append(context.decode(rows).copy())
+    assert np.array_equal(*logits)
 
 
 def test_row_multiple_is_32_with_amx_only(draft: LlamaModel, monkeypatch: pytest.MonkeyPatch) -> None:

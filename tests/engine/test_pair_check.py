@@ -169,6 +169,9 @@ def child(paths: Sequence[str]) -> dict[str, Any]:
             continue
         kind = llama.llama_vocab_type(model.vocab)
         n = model.n_vocab if kind else 0  # without a vocabulary, llama.cpp aborts on queries about tokens
+        end_ids = [i for i in range(n) if llama.llama_vocab_is_eog(model.vocab, i)]
+        if n:
+            assert model.end_ids == frozenset(end_ids), path
         views.append(
             {
                 "kind": KINDS[kind],
@@ -177,7 +180,7 @@ def child(paths: Sequence[str]) -> dict[str, Any]:
                 "eos_id": model.eos_id,
                 "add_bos": model.adds_bos,
                 "add_eos": bool(llama.llama_vocab_get_add_eos(model.vocab)),
-                "end_ids": sorted(i for i in range(n) if llama.llama_vocab_is_eog(model.vocab, i)),
+                "end_ids": end_ids,
             }
         )
         texts.append([llama.llama_vocab_get_text(model.vocab, i) for i in range(n)])
