@@ -14,12 +14,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
 from specllama.errors import GGUFError
-from specllama.gguf.source import DOWNLOAD_AGAIN, GGUFSource, Window, foreign_format
+from specllama.gguf.source import DOWNLOAD_AGAIN, MAX_HEADER_BYTES, GGUFSource, Window, foreign_format
 from specllama.regular_file import table_of
 
 _TABLE: dict[str, dict[str, Any]] = table_of(__file__)
@@ -60,7 +61,7 @@ class StringArray:
     Equal to another with the same strings. Indexing gives text, invalid UTF-8 replaced; `raw` gives bytes.
     """
 
-    __slots__ = ("_blob", "_starts")
+    __slots__ = ("__weakref__", "_blob", "_starts")
 
     def __init__(self, blob: bytes, starts: array[int]) -> None:
         self._blob = blob  # all strings, each after its 8-byte length
@@ -257,10 +258,21 @@ def _array(w: Window, field: str, most: int) -> tuple[Value, str]:
     return (values != 0 if code == _BOOL else values), f"arr[{name}]"
 
 
+# By number of strings: a draft has mostly its target's vocabulary.
+_PARSED: WeakValueDictionary[int, StringArray] = WeakValueDictionary()
+
+
 def _strings(w: Window, n: int, field: str) -> StringArray:
+    begin = w.pos
+    known = _PARSED.get(n)
+    if known is not None and (end := begin + known.n_bytes) <= min(w.size, MAX_HEADER_BYTES):
+        w.need(end, field)
+        if w.copy(begin, end) == known.encoded:
+            w.pos = end
+            return known
     # The only hot loop: a large vocabulary has 400,000 strings. At the end of the buffer unpack raises, and
     # more is read.
-    begin, base = w.pos, w.base
+    base = w.base
     pos = begin - base  # in w.buf
     starts = array("q")
     unpack, append = struct.Struct("<Q").unpack_from, starts.append
@@ -280,7 +292,8 @@ def _strings(w: Window, n: int, field: str) -> StringArray:
     w.need(pos + base, f"{field}[{last}]", begin + (starts[last] - 8 if starts else 0))
     append(pos + base - begin + 8)
     w.pos = pos + base
-    return StringArray(w.copy(begin, w.pos), starts)
+    _PARSED[n] = parsed = StringArray(w.copy(begin, w.pos), starts)
+    return parsed
 
 
 def _alignment(w: Window, entries: dict[str, MetadataEntry]) -> int:

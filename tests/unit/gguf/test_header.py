@@ -17,7 +17,7 @@ import pytest
 
 from specllama.errors import GGUFError, IntegrityError, NotFoundError, UsageError
 from specllama.gguf import parse as format_
-from specllama.gguf.header import read_header, read_model, read_source
+from specllama.gguf.header import Header, read_header, read_model, read_source
 from specllama.gguf.parse import parse
 from specllama.gguf.source import FileSource
 from specllama.heads.check import check_model
@@ -564,6 +564,26 @@ def test_a_large_header_is_read_fast_and_in_few_pieces() -> None:
     assert h.tokens[128_255] == "t128255"
     assert seconds < 1
     assert source.n_requested < 3 * len(data)
+
+
+def test_headers_share_only_the_same_strings() -> None:
+    texts = words(500)
+
+    def read(*more: str, end: int | None = None) -> list[str]:
+        data = llama(tokens=[*texts, *more]).build()
+        header = read_source(BytesSource(data[:end]))
+        kept.append(header)
+        return list(header.tokens)
+
+    kept: list[Header] = []
+    assert read("a", "bc") == read("a", "bc") == [*texts, "a", "bc"]
+    assert read("ab", "c") == [*texts, "ab", "c"], "as many tokens of as many bytes"
+    assert kept[0].tokens is kept[1].tokens
+    assert kept[0].token_texts is kept[1].token_texts
+    begin = kept[0].offsets["tokenizer.ggml.tokens"]
+    for end in range(begin, begin + 9_000, 501):
+        with pytest.raises(GGUFError):
+            read("a", "bc", end=end)
 
 
 def is_readable(data: bytes) -> bool:
