@@ -7,7 +7,8 @@ usage: python -m scripts.bench.make_pair --out DIR
 Extra blocks with zero output projections keep every logit of the source (checked bit for bit in f16) and
 take as much time as real blocks of their size. The target is padded to --target-params and written in every
 type; for each type and each of --draft-costs the draft is padded until one of its decodes takes that share of
-the target's t(1) on this machine. DIR/pairs.json lists the pairs with their measurements. Needs no torch.
+the target's t(1) on this machine. With --experts the target's extra blocks are mixtures of experts, of which
+a token takes --used. DIR/pairs.json lists the pairs with their measurements. Needs no torch.
 
 --random-vocab N writes random-Nk.gguf and random-Nk-draft.gguf instead: random weights and N tokens in the
 vocabulary, for measurements of time and memory outside the model.
@@ -85,13 +86,15 @@ class Maker:
         check_same_logits(plain, path)
         return path
 
-    def make_targets(self, types: list[str], n_params: int, n_blocks: int) -> dict[str, Path]:
+    def make_targets(self, a: argparse.Namespace) -> dict[str, Path]:
         """The target in every type."""
-        padding = self.target.fit(n_params - self.target.n_params, n_blocks)
+        n_extra = a.target_params - self.target.n_params
+        padding = self.target.fit(n_extra, a.target_blocks, a.experts, a.used if a.experts else 0)
         f16 = self.padded("target", self.target, padding)
-        blocks = f"{padding.n_blocks} extra blocks, feed-forward {padding.ff}"
+        of = f" of {padding.n_experts} experts" if padding.n_experts else ""
+        blocks = f"{padding.n_blocks} extra blocks{of}, feed-forward {padding.ff}"
         print(f"target in f16: {blocks}; logits equal the source's bit for bit", flush=True)
-        paths = {kind: self.out / f"bench-target-{kind}.gguf" for kind in types}
+        paths = {kind: self.out / f"bench-target-{kind}.gguf" for kind in a.types}
         for kind, path in paths.items():
             quantize(f16, path, kind, n_threads=self.n_threads)
         return paths
@@ -156,7 +159,7 @@ def make_pairs(a: argparse.Namespace) -> None:
     maker = Maker(a.out, read_source(a.target), read_source(a.draft), a.threads, a.rounds)
     pairs = []
     try:
-        for kind, path in maker.make_targets(a.types, a.target_params, a.target_blocks).items():
+        for kind, path in maker.make_targets(a).items():
             with ExitStack() as stack:
                 target = stack.enter_context(Llm(path, n_threads=a.threads))
                 floor = maker.try_draft(target, kind, Padding(0, 0))
@@ -246,6 +249,10 @@ def main() -> None:
         metavar="N",
         help="extra blocks of the target",
     )
+    p.add_argument(
+        "--experts", type=cli.whole(0), default=0, metavar="N", help="of each extra block of the target"
+    )
+    p.add_argument("--used", type=cli.whole(1), default=8, metavar="N", help="experts that a token takes")
     p.add_argument("--types", type=types, default=",".join(TYPES), metavar="T,T", help="types of the weights")
     p.add_argument(
         "--draft-costs",

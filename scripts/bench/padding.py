@@ -2,8 +2,9 @@
 
 The output projections of the extra blocks (attention and feed-forward) are zero, so each adds exactly 0 to
 the residual stream; their other weights are small noise, so that no infinity is multiplied by these zeros.
-Written in f16 as architecture `deci`, which is llama with a feed-forward size for each block, or as llama
-where all blocks have the same size. Needs no torch.
+Written in f16 as architecture `deci`, which is llama with a feed-forward size for each block, as llama where
+all blocks have the same size, or as `ernie4_5-moe`, in which blocks after the first ones are mixtures of
+experts. Needs no torch.
 """
 
 from __future__ import annotations
@@ -25,10 +26,14 @@ class NotPaddable(Exception):
 
 @dataclass(frozen=True)
 class Padding:
-    """Extra blocks of one size. ff: their feed-forward size."""
+    """Extra blocks of one size. ff: their feed-forward size, or that of each expert. n_experts: of a block, 0
+    for dense ones. n_used: experts that a token takes.
+    """
 
     n_blocks: int
     ff: int
+    n_experts: int = 0
+    n_used: int = 0
 
 
 @dataclass(frozen=True)
@@ -54,18 +59,19 @@ class Source:
     def n_params(self) -> int:
         return sum(t.size for t in self.tensors.values())
 
-    def block_params(self, ff: int) -> int:
+    def block_params(self, ff: int, n_experts: int = 0) -> int:
         """Parameters of one extra block with this feed-forward size."""
         d = self.n_embd
-        return 2 * d + 2 * d * d + 2 * d * self.n_embd_kv + 3 * d * ff
+        return 2 * d + 2 * d * d + 2 * d * self.n_embd_kv + 3 * d * ff * max(1, n_experts) + d * n_experts
 
-    def fit(self, n_extra: float, n_blocks: int) -> Padding:
+    def fit(self, n_extra: float, n_blocks: int, n_experts: int = 0, n_used: int = 0) -> Padding:
         """The padding of about `n_extra` parameters in `n_blocks` blocks, in fewer if `n_extra` is small."""
-        if n_extra < self.block_params(ROW) / 2:
+        smallest = self.block_params(ROW, n_experts)
+        if n_extra < smallest / 2:
             return Padding(0, 0)
-        n_blocks = max(1, min(n_blocks, round(n_extra / self.block_params(ROW))))
-        ff = (n_extra / n_blocks - self.block_params(0)) / (3 * self.n_embd)
-        return Padding(n_blocks, max(ROW, round(ff / ROW) * ROW))
+        n_blocks = max(1, min(n_blocks, round(n_extra / smallest)))
+        ff = (n_extra / n_blocks - self.block_params(0, n_experts)) / (3 * self.n_embd * max(1, n_experts))
+        return Padding(n_blocks, max(ROW, round(ff / ROW) * ROW), n_experts, n_used)
 
 
 def read_source(path: Path) -> Source:
@@ -87,7 +93,7 @@ def write_padded(source: Source, out: Path, padding: Padding | None) -> None:
     """Write the source in f16, with the padding's blocks after its own; unchanged (arch llama) for None."""
     n_layer, ff = source.value("block_count"), source.value("feed_forward_length")
     pad = padding or Padding(0, ff)
-    arch = "llama" if pad.ff == ff else "deci"
+    arch = "ernie4_5-moe" if pad.n_experts else "llama" if pad.ff == ff else "deci"
     writer = gguf.GGUFWriter(out, arch)
     for name, field in source.fields.items():
         if name.startswith("GGUF.") or name == "general.architecture":
@@ -108,9 +114,15 @@ def write_padded(source: Source, out: Path, padding: Padding | None) -> None:
         if name.startswith("llama."):
             name = f"{arch}.{name.removeprefix('llama.')}"
         writer.add_key_value(name, value, kind, sub_type=sub_type)
+    if pad.n_experts:
+        writer.add_leading_dense_block_count(n_layer)
+        writer.add_interleave_moe_layer_step(1)
+        writer.add_expert_count(pad.n_experts)
+        writer.add_expert_used_count(pad.n_used)
+        writer.add_expert_feed_forward_length(pad.ff)
     for name, tensor in source.tensors.items():
         writer.add_tensor(name, tensor)
-    for name, tensor in _extra_block(source, pad.ff).items() if pad.n_blocks else ():
+    for name, tensor in _extra_block(source, pad).items() if pad.n_blocks else ():
         for i in range(n_layer, n_layer + pad.n_blocks):
             writer.add_tensor(f"blk.{i}.{name}.weight", tensor)
     writer.write_header_to_file()
@@ -119,7 +131,7 @@ def write_padded(source: Source, out: Path, padding: Padding | None) -> None:
     writer.close()
 
 
-def _extra_block(source: Source, ff: int) -> dict[str, NDArray[np.generic]]:
+def _extra_block(source: Source, pad: Padding) -> dict[str, NDArray[np.generic]]:
     """The tensors of one extra block, used for all of them: equal weights take the same time."""
     rng = np.random.default_rng(0)
     d, kv = source.n_embd, source.n_embd_kv
@@ -127,6 +139,8 @@ def _extra_block(source: Source, ff: int) -> dict[str, NDArray[np.generic]]:
     def noise(*shape: int) -> NDArray[np.float16]:
         return (rng.standard_normal(shape, dtype=np.float32) * NOISE).astype(np.float16)
 
+    shape, suffix = ((pad.n_experts,), "_exps") if pad.n_experts else ((), "")
+    router = {"ffn_gate_inp": noise(pad.n_experts, d).astype(np.float32)} if pad.n_experts else {}
     return {
         "attn_norm": np.ones(d, np.float32),
         "attn_q": noise(d, d),
@@ -134,7 +148,8 @@ def _extra_block(source: Source, ff: int) -> dict[str, NDArray[np.generic]]:
         "attn_v": noise(kv, d),
         "attn_output": np.zeros((d, d), np.float16),
         "ffn_norm": np.ones(d, np.float32),
-        "ffn_gate": noise(ff, d),
-        "ffn_up": noise(ff, d),
-        "ffn_down": np.zeros((d, ff), np.float16),
+        **router,
+        f"ffn_gate{suffix}": noise(*shape, pad.ff, d),
+        f"ffn_up{suffix}": noise(*shape, pad.ff, d),
+        f"ffn_down{suffix}": np.zeros((*shape, d, pad.ff), np.float16),
     }
