@@ -130,7 +130,7 @@ def model_step(stack: ExitStack, path: Path, n_threads: int) -> Callable[[], Non
         context.close()
         context = TrimmedContext(model, header, trimmed, lambda _token: 0, N_CTX, 1, 8)
     stack.callback(context.close)
-    token = context.any_token
+    token = context.random_token()
     context.decode([BatchRow(token, i, 0, False) for i in range(N_PAST)])
     sampler = KeyedSampler(SamplingParams(temperature=0), 0, context.n_vocab)
 

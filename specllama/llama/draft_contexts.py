@@ -69,9 +69,8 @@ class MappedContext(LlamaContext):
         self.kept, self.n_vocab = kept, kept.n_vocab
         self._whole = DecodeLimits(self.n_batch, self.n_outputs_max, self.n_vocab, self.n_seq_max, width)
 
-    @property
-    def any_token(self) -> int:
-        return int(self.kept.ids[super().any_token])
+    def random_token(self) -> int:
+        return int(self.kept.ids[super().random_token()])
 
     def decode(self, batch: Sequence[BatchRow], *more: Any, **named: Any) -> NDArray[np.float32]:
         return self.kept.spread(super().decode(batch, *more, **named))

@@ -193,11 +193,15 @@ def ids_of(draft: Header) -> tuple[str, int]:
     return draft.architecture, draft.n_vocab
 
 
+def timed_rows(context: LlamaContext, n: int, n_outputs: int) -> list[BatchRow]:
+    """Rows of random tokens, with logits of the last `n_outputs`."""
+    return [BatchRow(context.random_token(), i, 0, i >= n - n_outputs) for i in range(n)]
+
+
 def warm_up(context: LlamaContext) -> None:
     """Decode one token, then two: page faults and allocations slow no answer and no first draft then."""
-    token = context.any_token
     for n in range(1, 1 + min(2, context.n_outputs_max, context.n_ctx)):
-        seconds_of(context, [BatchRow(token, i, 0, True) for i in range(n)], running_time)
+        seconds_of(context, timed_rows(context, n, n), running_time)
 
 
 # The trained head of a load: opened over the target's context, and closed again.
@@ -417,15 +421,15 @@ def _refuse_unfit(verdict: PairVerdict | HeadVerdict, both: str, other: str = ""
 
 
 def warm_up_target(
-    context: LlamaContext, token: int, profile: ModelProfile, clock: Callable[[], float], others: OtherWork
+    context: LlamaContext, profile: ModelProfile, clock: Callable[[], float], others: OtherWork
 ) -> None:
     """Decode in an empty context, with logits of all rows: the scale of the stored curve, and what is missing
-    of it, as far as that takes about half a second. token: any id. others: since the start of this; what
-    they disturb corrects nothing that is stored.
+    of it, as far as that takes about half a second. others: since the start of this; what they disturb
+    corrects nothing that is stored.
     """
 
     def decode(n: int) -> float:
-        return seconds_of(context, [BatchRow(token, i, 0, True) for i in range(n)], clock)
+        return seconds_of(context, timed_rows(context, n, n), clock)
 
     curve, known = profile.curves.at(0), profile.change_is_sure
     most = min(DEFAULT.max_rows, context.n_outputs_max, context.n_batch, context.n_ctx)
@@ -453,10 +457,10 @@ def warm_up_drafts(
     """
     learnt = profile.planner_of(drafters).learnt.models
     if draft is not None and MODEL.name in learnt:
-        context, token = draft.context, draft.context.any_token
+        context = draft.context
 
         def decode(n: int) -> float:
-            return seconds_of(context, [BatchRow(token, i, 0, i == n - 1) for i in range(n)], clock)
+            return seconds_of(context, timed_rows(context, n, 1), clock)
 
         with suppress(DecodeError, NoRoomError):
             most = min(DEFAULT.max_rows, context.n_batch, context.n_ctx)

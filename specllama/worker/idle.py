@@ -11,7 +11,6 @@ from math import inf
 from specllama.clock import running_time
 from specllama.core.engine import Engine
 from specllama.core.exact import CHUNKS, DEFAULT_WIDTH, ExactRows, best_chunk, best_width
-from specllama.core.interfaces import BatchRow
 from specllama.core.policy.cost_curve import CostCurve
 from specllama.core.prefix.store import empty
 from specllama.core.sampling.params import SamplingParams
@@ -19,6 +18,7 @@ from specllama.core.sequence import Generation, Request
 from specllama.errors import Note, UsageError, option
 from specllama.llama.library import KERNELS
 from specllama.worker.calibrate import CHANGING, TIMED, can_roll_back, seconds_of
+from specllama.worker.draft import timed_rows
 from specllama.worker.loader import Loaded
 
 IDLE_SECONDS = 1.0  # after the last answer, before measuring starts
@@ -134,10 +134,10 @@ class ExactMode:
             return min(stored, context.n_batch)
         for slot in self._engine.slots:
             empty(context, slot)
-        token, seconds = max(0, loaded.model.bos_id), inf
+        seconds = inf
         n = min(CHUNKS[-1], context.n_batch, context.n_ctx)
         for _ in range(2):
-            seconds = seconds_of(context, [BatchRow(token, i, 0, False) for i in range(n)], running_time) / n
+            seconds = seconds_of(context, timed_rows(context, n, 0), running_time) / n
         return loaded.profile.agree_on_exact_chunk(best_chunk(seconds, context.n_batch))
 
     def decide(self) -> None:
@@ -199,13 +199,12 @@ class ExactMode:
         context, curve, began = self._loaded.context, CostCurve(), running_time()
         for slot in self._engine.slots:
             empty(context, slot)
-        token = max(0, self._loaded.model.bos_id)
         n_before = CHANGING if self._loaded.profile.change_seconds != 0 else 0
         for n in [n for n in TIMED if n <= most] * curve.config.min_samples:
             for left in range(n_before, -1, -1):
                 if running_time() - began > _CURVE_SECONDS:
                     return curve
-                seconds = seconds_of(context, [BatchRow(token, i, 0, True) for i in range(n)], running_time)
+                seconds = seconds_of(context, timed_rows(context, n, n), running_time)
                 if not left:
                     curve.observe(n, seconds)
         return curve

@@ -139,8 +139,7 @@ class Loaded:
         if draft is not None:
             self.draft_prefix_key = prefix_key(draft.header, draft.context, draft_files, settings)
         self.memory_key = model_key(files, {}, {}) if files else ""
-        token, others = max(0, model.bos_id), OtherWork(self.n_working)
-        warm_up_target(context, token, self.profile, running_time, others)
+        warm_up_target(context, self.profile, running_time, OtherWork(self.n_working))
         if settings.draft_max is None:
             warm_up_drafts(self.profile, self.drafters, draft, head, running_time)
         self.load_seconds = running_time() - started

@@ -53,6 +53,9 @@ class DeviceContext(TableContext):
         self.device, self.clock, self.noise, self.model_seed = device, clock, noise, seed
         self.tags: dict[int, list[int]] = {i: [] for i in range(n_seq_max)}  # how each cell was computed
 
+    def random_token(self) -> int:
+        return 4
+
     def _evaluate(self, batch: Sequence[BatchRow]) -> list[NDArray[np.float32]]:
         for seq_id, tags in self.tags.items():
             del tags[len(self.cells[seq_id]) :]

@@ -31,7 +31,7 @@ def loaded(folder: Path, work: OtherWork, slower: float = 1.0) -> ModelProfile:
     device, clock = ChangingDevice.from_dict(curves()["padded 4B Q4_0"]), SimulatedClock(lambda _: slower)
     profile = ModelProfile(Store(folder), KEY, PAIR, True, clock.clock, lambda: 1e9)
     context = cast(Any, DeviceContext(device, clock, n_spare=256))
-    warm_up_target(context, 4, profile, clock.clock, work)
+    warm_up_target(context, profile, clock.clock, work)
     return profile
 
 
