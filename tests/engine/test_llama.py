@@ -20,7 +20,7 @@ from specllama.llama import library, model
 from specllama.llama.context import LlamaContext
 from specllama.llama.kernels import Kernels
 from specllama.llama.model import LlamaModel
-from specllama.worker.draft import ids_of
+from specllama.worker.draft import ids_of, timed_rows
 from tests.support import tinygguf
 
 
@@ -102,6 +102,16 @@ def test_a_draft_without_its_vocabulary_is_the_same(draft: LlamaModel) -> None:
             with closing(LlamaContext(model, 512)) as context:
                 logits.append(context.decode(rows).copy())
     assert np.array_equal(*logits)
+
+
+def test_timed_rows_have_different_tokens(draft: LlamaModel) -> None:
+    """Those of one token reach the same experts of a mixture."""
+    with closing(LlamaContext(draft, 512)) as context:
+        rows = timed_rows(context, 32, 1)
+        assert len({row.token for row in rows}) > 16
+        assert [row.pos for row in rows] == list(range(32))
+        assert [row.output for row in rows] == [False] * 31 + [True]
+        assert len(context.decode(rows)) == 1
 
 
 def test_row_multiple_is_32_with_amx_only(draft: LlamaModel, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -113,6 +113,7 @@ def test_rows_are_those_of_the_source_whatever_tokens_the_text_has(front: Front)
     assert np.allclose(ours[:, kept], theirs[:, kept], atol=2e-2)
     lacking = np.setdiff1d(np.arange(N_VOCAB), kept)
     assert (ours[:, lacking] == -np.inf).all()
+    assert {draft.random_token() for _ in range(50)} <= set(kept.tolist())
     for context in (draft, target):
         context.truncate(0, 0)
 
