@@ -27,6 +27,8 @@ from typing import Any
 
 from scripts import cli
 from scripts.bench.llm import Llm, start_llama
+from specllama.errors import SpecllamaError
+from specllama.gguf.header import read_model
 from specllama.models.demo import DemoStore
 
 TEXTS = Path(__file__).parents[2] / "docs"
@@ -113,8 +115,11 @@ def main() -> None:
     rows = [int(n) for n in given.rows.split(",") if n.isdigit() and 0 < int(n) <= 64]
     if not rows or len(rows) < given.rows.count(",") + 1:
         p.error(f"--rows {given.rows}: give numbers from 1 to 64")
+    n_vocab = read_model(given.model).n_vocab
     start_llama()
     ids = text_ids()
+    if n_vocab <= max(ids):
+        p.error(f"{given.model} has {n_vocab} tokens and not the demo model's vocabulary")
     with ExitStack() as stack:
         processes = {}
         for kind in KINDS:
@@ -127,4 +132,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    cli.run(main, SpecllamaError)

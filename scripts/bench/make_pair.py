@@ -90,6 +90,8 @@ class Maker:
         """The target in every type."""
         n_extra = a.target_params - self.target.n_params
         padding = self.target.fit(n_extra, a.target_blocks, a.experts, a.used if a.experts else 0)
+        if a.experts and not padding.n_blocks:
+            raise NotPaddable(f"{a.target_params} parameters are too few for a block of {a.experts} experts")
         f16 = self.padded("target", self.target, padding)
         of = f" of {padding.n_experts} experts" if padding.n_experts else ""
         blocks = f"{padding.n_blocks} extra blocks{of}, feed-forward {padding.ff}"
@@ -270,6 +272,8 @@ def main() -> None:
         help="the random pair instead",
     )
     a = p.parse_args()
+    if a.used > a.experts > 0:
+        p.error(f"--used {a.used} is more than --experts {a.experts}")
     a.out.mkdir(parents=True, exist_ok=True)
     start_llama()
     if a.random_vocab:

@@ -63,7 +63,7 @@ def load(library: Any, environ: Mapping[str, str] = os.environ) -> Kernels:
     wanted = environ.get(VARIABLE) or "auto"
     if wanted not in ("off", "on", "auto", *LEVELS):
         allowed = ", ".join(("off", "on", "auto", *LEVELS))
-        raise UsageError(f"{VARIABLE} is {wanted!r}, which is not one of {allowed}")
+        raise UsageError(f"{VARIABLE} is {wanted!r}, which is not one of {allowed}", f"unset {VARIABLE}")
     if wanted == "off":
         return Kernels("", f"{VARIABLE} is off", "")
     if wanted == "auto" and (why := _left_out()):

@@ -116,7 +116,7 @@ def _verdict(report: Mapping[str, Any]) -> Rows:
         yield "GPU", f"present ({machine['gpus'][0]['backend']}) and not used; {processor}"
     else:
         yield "GPU", f"none found; {processor}"
-    now = report["engine"].get("kernels") or ""
+    now = (report["engine"].get("kernels") or "").removesuffix("+amx")  # AMX changes no result
     own = [one for one in report["exactness"] if one["kernels"] in (None, now)]
     measured = list(_newest(own or report["exactness"]))[:_MODELS]
     yield from _said("texts", [(_model(one), exactness_verdict(one)) for one in measured])
