@@ -19,7 +19,7 @@ import pytest
 
 import specllama
 from specllama.cli.doctor import report as machine
-from specllama.cli.doctor.command import exactness_verdict, pays_verdict
+from specllama.cli.doctor.command import _verdict, exactness_verdict, pays_verdict
 from specllama.cli.doctor.report import Problem, directory_size, meaning, pays_from, without_secrets
 from specllama.llama import kernel_build
 from specllama.models.hub.env import hub_cache, is_offline, token_source
@@ -148,6 +148,24 @@ def test_the_verdicts_on_texts_and_drafts() -> None:
     assert pays_verdict(None) == "too few decodes timed to tell"
     assert pays_verdict(1.0).startswith("does not pay")
     assert "from an acceptance of 61 %" in pays_verdict(0.61)
+
+
+@pytest.mark.parametrize("kernels", ["avx512", "avx512+amx"])
+def test_the_first_page_is_about_the_kernels_in_use(kernels: str) -> None:
+    one = {
+        "model": "m",
+        "quant": "",
+        "threads": 2,
+        "behind": 300,
+        "alike": None,
+        "unlike": None,
+        "pays_from": 0.5,
+    }
+    measured = [{**one, "kernels": "", "epsilon": 0.1}, {**one, "kernels": "avx512", "epsilon": 0.0}]
+    computer = {"cpu": "x", "physical_cores": 2, "gpus": []}
+    rows = _verdict({"machine": computer, "engine": {"kernels": kernels}, "exactness": measured})
+    (texts,) = [text for label, text in rows if label == "texts"]
+    assert texts.startswith("exact: ")
 
 
 def test_the_acceptance_from_which_copies_pay_is_that_of_the_stored_times() -> None:
