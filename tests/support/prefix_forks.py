@@ -21,6 +21,8 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
+import filelock  # noqa: F401 - the store imports it late, when nobody may read the folder it is in
+
 from specllama.prefix_disk.disk_store import DiskStore, PrefixRecord
 from tests.support.prefixes import equal, ids, record, states, store
 
