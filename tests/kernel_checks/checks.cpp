@@ -53,6 +53,17 @@ floats numbers(int64_t n) {
     return all;
 }
 
+// Also rows that round in one way alone: of zeros, halves, and a largest magnitude with both signs.
+floats rows_of_numbers(int64_t n, int64_t count) {
+    floats all = numbers(n * count);
+    std::fill_n(all.begin() + n, std::min<int64_t>(n, QK_K), 0.0f);
+    for (int64_t i = 0; i < n; i++) {
+        all[2 * n + i] = i % QK_K == 30 ? -9 : i % QK_K == 17 ? 9 : all[2 * n + i];
+        all[3 * n + i] = i % QK_K == 30 ? 127 : (float) (i % 60) - 30.5f;
+    }
+    return all;
+}
+
 struct ended {
     void operator()(void * memory) const { free(memory); }
     void operator()(ggml_context * context) const { ggml_free(context); }
@@ -253,7 +264,7 @@ ggml_tensor * batch(room & here, const floats & from, int64_t n, int64_t rows, i
 bool check_products(ggml_type type, int64_t n, int64_t columns, const char * layout) {
     constexpr int64_t ROWS = 70;
     const weights     w(type, n, columns);
-    const floats      rows  = numbers(n * ROWS);
+    const floats      rows  = rows_of_numbers(n, ROWS);
     const std::string shape = w.name(layout);
     const bool        for_amx = layout != nullptr && strcmp(layout, "AMX") == 0;  // prompts are multiplied as BF16
     const auto times = [&](int64_t from, int64_t count, int n_threads, int64_t gap, int64_t planes, floats & found) {

@@ -23,18 +23,23 @@ struct format_256 {
     static constexpr bool supported          = true;
     static constexpr bool is_signed          = false;  // values may be negative
     static constexpr bool has_large_products = false;  // sums of four may exceed 16 bits
-    static constexpr bool has_16_bits        = false;  // whole columns are unpacked to 16-bit integers, times their scales
     static constexpr mins MINS               = mins::none;  // how minimums are subtracted
     static constexpr int  FEW_ROWS           = 4;      // up to so many are multiplied without unpacking whole columns
+    static constexpr int  SCALED_BYTES       = 0;      // of a value times its scale, times SIGN; 0: they are too many
+    static constexpr int  SIGN               = 1;
 };
 
 // With vectors of 32 bytes it takes less time to sum two large products than to scale sums of four.
 template <typename BLOCK>
 using vectors_of = std::conditional_t<block_256<BLOCK>::has_large_products && widest::COLUMNS == 1, vec256_with<false>, widest>;
 
+// Sums of four products need no scaling where whole columns are unpacked to values times their scales.
+template <typename V, typename BLOCK>
+constexpr int SCALED_BYTES = V::PRODUCTS_PER_SUM == 4 ? block_256<BLOCK>::SCALED_BYTES : 0;
+
 template <typename V, typename BLOCK> struct unpacked {  // a block of each of V::COLUMNS columns
-    static constexpr int BYTES = block_256<BLOCK>::has_16_bits ? 2 : 1;
-    alignas(64) int8_t quants[BYTES * QK_K * V::COLUMNS];  // 32 bytes of each column in turn
+    static constexpr int BYTES = SCALED_BYTES<V, BLOCK> == 2 ? 2 : 1;
+    alignas(64) int8_t quants[BYTES * QK_K * V::COLUMNS];  // 32 bytes of each column in turn, with two bytes the high ones first
     typename V::ints init;                                 // initial values of the sums
     __m128i scales[V::COLUMNS];                            // two of each column in turn
     alignas(64) __m256i mins[V::COLUMNS];
@@ -44,32 +49,35 @@ template <typename V, typename BLOCK> struct unpacked {  // a block of each of V
 constexpr int64_t TILE_COLUMNS = 16;  // columns that are unpacked together for more than MAX_ROWS rows
 
 template <typename BLOCK> struct row_256 {  // a block of a row
-    static constexpr int BYTES = block_256<BLOCK>::has_16_bits ? 2 : 1;
-    alignas(64) int8_t qs[BYTES * QK_K];  // plus ROW_OFFSET for signed weights; or of 16 bits, as pairs_of has them
+    alignas(64) int8_t qs[QK_K];  // plus ROW_OFFSET for signed weights
     int16_t sums_of_16[QK_K / 16], sums[QK_K / 32];
     float   d;
 };
 
-// As 16-bit integers, of each four of 32 values the first two or the last two: sums of pairs are in the lanes of the sums of
-// four.
-inline __m256i pairs_of(__m256i values, int half) {
-    const __m256i first = _mm256_broadcastsi128_si256(
-        _mm_setr_epi8(-1, 0, -1, 1, -1, 4, -1, 5, -1, 8, -1, 9, -1, 12, -1, 13));
-    return _mm256_srai_epi16(_mm256_shuffle_epi8(values, _mm256_add_epi8(first, _mm256_set1_epi16(half * 0x200))), 8);
-}
-
-// Values of 16 bits times their scales, each vector `step` bytes after the one before.
-static void store_scaled_pairs(const unpacked_block & from, int8_t * to, int step) {
-    SPECLLAMA_UNROLL
-    for (int j = 0; j < 8; j++) {
-        const __m128i two = _mm_setr_epi8(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1);
-        const __m256i scale = _mm256_cvtepi8_epi16(
-            _mm_shuffle_epi8(from.scales, _mm_add_epi8(two, _mm_set1_epi8((char) (2 * j)))));
-        for (int half = 0; half < 2; half++) {
-            const __m256i scaled = _mm256_mullo_epi16(pairs_of(from.values[j], half), scale);
-            _mm256_store_si256((__m256i *) (to + step * (2 * j + half)), scaled);
-        }
+// 32 values of a block times their scales: bytes, or the integers 64 x to[0] + to[1], both of bytes.
+template <typename BLOCK, int BYTES> static void scale_values(const unpacked_block & from, int j, __m256i * to) {
+    using format = block_256<BLOCK>;
+    const __m128i each_eight_times = _mm_setr_epi8(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1);
+    const __m128i picked = _mm_shuffle_epi8(from.scales, _mm_add_epi8(each_eight_times, _mm_set1_epi8((char) (2 * j))));
+    const __m256i scale  = _mm256_sign_epi16(_mm256_cvtepi8_epi16(picked), _mm256_set1_epi16(format::SIGN));
+    if (!format::is_signed && BYTES == 1) {
+        to[0] = _mm256_mullo_epi16(from.values[j], scale);  // bytes do not overflow into the next ones
+        return;
     }
+    const __m256i even = _mm256_mullo_epi16(_mm256_srai_epi16(_mm256_slli_epi16(from.values[j], 8), 8), scale);
+    const __m256i odd  = _mm256_mullo_epi16(_mm256_srai_epi16(from.values[j], 8), scale);
+    const auto bytes = [](__m256i a, __m256i b) {
+        return _mm256_blendv_epi8(a, _mm256_slli_epi16(b, 8), _mm256_set1_epi16((short) 0xff00));
+    };
+    if (BYTES == 1) {
+        to[0] = bytes(even, odd);
+        return;
+    }
+    const auto high = [](__m256i a) { return _mm256_srai_epi16(_mm256_add_epi16(a, _mm256_set1_epi16(32)), 6); };
+    const auto low  = [](__m256i a, __m256i h) { return _mm256_sub_epi16(a, _mm256_slli_epi16(h, 6)); };
+    const __m256i high_even = high(even), high_odd = high(odd);
+    to[0] = bytes(high_even, high_odd);
+    to[1] = bytes(low(even, high_even), low(odd, high_odd));
 }
 
 template <typename BLOCK>
@@ -80,15 +88,8 @@ static const row_256<BLOCK> * prepare_256(int64_t nb, const char * rows, size_t 
         for (int64_t b = 0; b < nb; b++) {
             row_256<BLOCK> & to = row_blocks[r * nb + b];
             to.d = a[b].d;
-            if (block_256<BLOCK>::has_16_bits && n_rows > block_256<BLOCK>::FEW_ROWS) {
-                for (int i = 0; i < QK_K / 16; i++) {
-                    const __m256i values = _mm256_loadu_si256((const __m256i *) a[b].qs + i / 2);
-                    _mm256_store_si256((__m256i *) to.qs + i, pairs_of(values, i % 2));
-                }
-            } else {
-                for (int i = 0; i < QK_K; i++) {
-                    to.qs[i] = (int8_t) (a[b].qs[i] ^ (block_256<BLOCK>::is_signed ? vectors_of<BLOCK>::ROW_OFFSET : 0));
-                }
+            for (int i = 0; i < QK_K; i++) {
+                to.qs[i] = (int8_t) (a[b].qs[i] ^ (block_256<BLOCK>::is_signed ? vectors_of<BLOCK>::ROW_OFFSET : 0));
             }
             memcpy(to.sums_of_16, a[b].bsums, sizeof(to.sums_of_16));
             for (int i = 0; i < QK_K / 32; i++) {
@@ -107,6 +108,7 @@ template <typename V, typename BLOCK> static typename V::ints scales_of_step(con
 template <typename V, typename BLOCK>
 static void unpack(int64_t nb, const char * weights, size_t pitch, unpacked<V, BLOCK> * to) {  // V::COLUMNS columns
     using format = block_256<BLOCK>;
+    constexpr int SCALED = SCALED_BYTES<V, BLOCK>, BYTES = SCALED == 2 ? 2 : 1;
     for (int64_t b = 0; b < nb; b++) {
         unpacked_block blocks[V::COLUMNS];
         SPECLLAMA_UNROLL
@@ -114,15 +116,18 @@ static void unpack(int64_t nb, const char * weights, size_t pitch, unpacked<V, B
             const BLOCK & w = ((const BLOCK *) (weights + c * pitch))[b];
             prefetch_bytes<1>((const char *) &w + V::COLUMNS * pitch, sizeof(BLOCK));
             format::unpack(w, blocks[c]);
-            if (format::has_16_bits) {
-                store_scaled_pairs(blocks[c], to[b].quants + 32 * c, 32 * V::COLUMNS);
-            }
             SPECLLAMA_UNROLL
-            for (int j = 0; !format::has_16_bits && j < 8; j++) {
-                _mm256_store_si256((__m256i *) (to[b].quants + 32 * (j * V::COLUMNS + c)), blocks[c].values[j]);
+            for (int j = 0; j < 8; j++) {
+                __m256i values[BYTES] = {blocks[c].values[j]};
+                if constexpr (SCALED > 0) {
+                    scale_values<BLOCK, SCALED>(blocks[c], j, values);
+                }
+                for (int i = 0; i < BYTES; i++) {
+                    _mm256_store_si256((__m256i *) (to[b].quants + 32 * ((BYTES * j + i) * V::COLUMNS + c)), values[i]);
+                }
             }
             to[b].scales[c] = blocks[c].scales;
-            to[b].d[c]      = format::scale(w);
+            to[b].d[c]      = format::scale(w) * (SCALED > 0 ? format::SIGN : 1);
             if (format::MINS != mins::none) {
                 to[b].mins[c] = blocks[c].mins;
                 to[b].min[c]  = format::min(w);
@@ -135,12 +140,18 @@ static void unpack(int64_t nb, const char * weights, size_t pitch, unpacked<V, B
         }
     }
     // In a loop of its own: loading a vector right after it was stored in two halves stalls.
-    for (int64_t b = 0; format::is_signed && !format::has_16_bits && b < nb; b++) {
+    for (int64_t b = 0; format::is_signed && b < nb; b++) {
         to[b].init = V::zero_si();
         for (int step = 0; V::ROW_OFFSET != 0 && step < 8; step++) {
-            const typename V::ints quants = V::load_row(to[b].quants + step * sizeof(typename V::ints));
-            const typename V::ints correction = V::offset_correction(quants);
-            to[b].init = V::add_scaled(to[b].init, correction, scales_of_step(to[b], step));
+            const auto correction = [&](int i) {
+                return V::offset_correction(V::load_row(to[b].quants + (BYTES * step + i) * sizeof(typename V::ints)));
+            };
+            if (SCALED > 0) {
+                to[b].init = SCALED == 1 ? V::add(to[b].init, correction(0))
+                                         : V::add(V::add(to[b].init, V::times_64(correction(0))), correction(1));
+            } else {
+                to[b].init = V::add_scaled(to[b].init, correction(0), scales_of_step(to[b], step));
+            }
         }
     }
 }
@@ -201,7 +212,7 @@ static void subtract_mins(int64_t, float *, size_t, const tile_mins *, const row
 #endif
 
 // Of all columns before the next ones, so that this part of the rows stays in the L1 cache, which two threads may share.
-template <typename BLOCK> constexpr int64_t BLOCKS_AT_ONCE = block_256<BLOCK>::has_16_bits ? 2 : 4;
+template <typename BLOCK> constexpr int64_t BLOCKS_AT_ONCE = block_256<BLOCK>::SCALED_BYTES == 2 ? 2 : 4;
 
 template <typename V, typename BLOCK, int R>
 static void mul_mat_256(int64_t n, int64_t nc, float * s, size_t bs, const unpacked<V, BLOCK> * columns,
@@ -211,6 +222,7 @@ static void mul_mat_256(int64_t n, int64_t nc, float * s, size_t bs, const unpac
     using floats = typename V::floats;
     const int64_t nb = n / QK_K;
     const bool    with_mins = !mins_are_separate<V, BLOCK>(nc);
+    constexpr int SCALED = SCALED_BYTES<V, BLOCK>;
     floats acc_so_far[TILE_COLUMNS / V::COLUMNS][R];
     __m128 mins_so_far[TILE_COLUMNS / V::COLUMNS][R];
     for (int64_t at = 0; at < nb; at += BLOCKS_AT_ONCE<BLOCK>)
@@ -225,28 +237,38 @@ static void mul_mat_256(int64_t n, int64_t nc, float * s, size_t bs, const unpac
         const int64_t end = std::min(nb, at + BLOCKS_AT_ONCE<BLOCK>);
         const unpacked<V, BLOCK> * w = columns + x / V::COLUMNS * nb + at;
         for (int64_t b = at; b < end; b++, w++) {
-            ints sum[R];
+            ints sum[R], high[R];
             SPECLLAMA_UNROLL
             for (int r = 0; r < R; r++) {
-                sum[r] = V::zero_si();
+                sum[r] = high[r] = V::zero_si();
                 if (format::MINS == mins::in_sums) {
                     const ints sums = V::broadcast_row((const int8_t *) row_blocks[r * nb + b].sums_of_16);
                     sum[r] = V::dot_i16(sum[r], V::load_row((const int8_t *) w->mins), sums);
-                } else if (format::is_signed && !format::has_16_bits) {
+                } else if (format::is_signed) {
                     sum[r] = w->init;
                 }
             }
             SPECLLAMA_UNROLL
-            for (int step = 0; format::has_16_bits && step < 16; step++) {
-                const ints pairs = V::load_row(w->quants + step * sizeof(ints));
+            for (int step = 0; SCALED > 0 && step < 8; step++) {
+                const int8_t * from = w->quants + SCALED * step * sizeof(ints);
+                const ints quants = V::load_row(from), low = SCALED == 2 ? V::load_row(from + sizeof(ints)) : V::zero_si();
                 SPECLLAMA_UNROLL
                 for (int r = 0; r < R; r++) {
                     const ints a = V::broadcast_row(row_blocks[r * nb + b].qs + 32 * step);
-                    sum[r] = V::dot_i16(sum[r], a, pairs);
+                    if (SCALED == 2) {
+                        high[r] = V::dot_u8i8(high[r], a, quants);
+                        sum[r]  = V::dot_u8i8(sum[r], a, low);
+                    } else {
+                        sum[r] = format::is_signed ? V::dot_u8i8(sum[r], a, quants) : V::dot_u8i8(sum[r], quants, a);
+                    }
                 }
             }
             SPECLLAMA_UNROLL
-            for (int step = 0; !format::has_16_bits && step < 8; step++) {
+            for (int r = 0; SCALED == 2 && r < R; r++) {
+                sum[r] = V::add(sum[r], V::times_64(high[r]));
+            }
+            SPECLLAMA_UNROLL
+            for (int step = 0; SCALED == 0 && step < 8; step++) {
                 const ints quants = V::load_row(w->quants + step * sizeof(ints)), scales = scales_of_step(*w, step);
                 SPECLLAMA_UNROLL
                 for (int r = 0; r < R; r++) {

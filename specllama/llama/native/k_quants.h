@@ -43,6 +43,7 @@ template <> struct block_256<block_q6_K> : format_256 {
 
 template <> struct block_256<block_q2_K> : format_256 {
     static constexpr mins MINS = mins::in_lanes;
+    static constexpr int  SCALED_BYTES = 1;
     static void unpack(const block_q2_K & w, unpacked_block & to) {
         SPECLLAMA_UNROLL
         for (int j = 0; j < 8; j++) {
@@ -59,6 +60,7 @@ template <> struct block_256<block_q2_K> : format_256 {
 
 template <> struct block_256<block_q3_K> : format_256 {
     static constexpr bool is_signed = true;
+    static constexpr int  SCALED_BYTES = 1, SIGN = -1;  // -4 x -32 is no signed byte, its negative is
     static void unpack(const block_q3_K & w, unpacked_block & to) {
         const __m256i high = _mm256_loadu_si256((const __m256i *) w.hmask);
         SPECLLAMA_UNROLL
@@ -81,8 +83,8 @@ template <> struct block_256<block_q3_K> : format_256 {
 };
 
 template <> struct block_256<block_iq4_xs> : format_256 {
-    static constexpr bool is_signed = true, has_large_products = true, has_16_bits = widest::COLUMNS == 2;
-    static constexpr int  FEW_ROWS = MAX_ROWS;
+    static constexpr bool is_signed = true, has_large_products = true;
+    static constexpr int  FEW_ROWS = MAX_ROWS, SCALED_BYTES = 2;
     static void unpack(const block_iq4_xs & w, unpacked_block & to) {
         const __m256i values = _mm256_broadcastsi128_si256(iq4_values());
         SPECLLAMA_UNROLL

@@ -31,7 +31,9 @@ template <bool VNNI> struct vec256_with {
     static ints set1_epi64(int64_t value) { return _mm256_set1_epi64x(value); }
     static ints bit_and(ints a, ints b) { return _mm256_and_si256(a, b); }
     static ints bit_xor(ints a, ints b) { return _mm256_xor_si256(a, b); }
+    static ints add(ints a, ints b) { return _mm256_add_epi32(a, b); }
     static ints sub(ints a, ints b) { return _mm256_sub_epi32(a, b); }
+    static ints times_64(ints a) { return _mm256_slli_epi32(a, 6); }
     static ints srli4(ints a) { return _mm256_srli_epi16(a, 4); }  // high nibbles of bytes, to be masked
     static ints dot_u8i8(ints sum, ints w, ints a) {
         if (!VNNI) {
@@ -178,7 +180,9 @@ struct vec512 {
     static ints set1_epi64(int64_t value) { return _mm512_set1_epi64(value); }
     static ints bit_and(ints a, ints b) { return _mm512_and_si512(a, b); }
     static ints bit_xor(ints a, ints b) { return _mm512_xor_si512(a, b); }
+    static ints add(ints a, ints b) { return _mm512_add_epi32(a, b); }
     static ints sub(ints a, ints b) { return _mm512_sub_epi32(a, b); }
+    static ints times_64(ints a) { return _mm512_slli_epi32(a, 6); }
     static ints srli4(ints a) { return _mm512_srli_epi16(a, 4); }
     static ints dot_u8i8(ints sum, ints w, ints a) { return _mm512_dpbusd_epi32(sum, w, a); }
     static ints dot_i16(ints sum, ints a, ints b) { return _mm512_dpwssd_epi32(sum, a, b); }
