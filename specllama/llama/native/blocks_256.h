@@ -18,7 +18,7 @@ template <typename BLOCK> struct block_256 {
     static constexpr int  FEW_ROWS = 0;
 };
 
-// For each type (k_quants.h): unpack, scale, min, and
+// For each type (k_quants.h): unpack, scale, min, with two SCALED_BYTES unpack_scaled, and
 struct format_256 {
     static constexpr bool supported          = true;
     static constexpr bool is_signed          = false;  // values may be negative
@@ -54,30 +54,18 @@ template <typename BLOCK> struct row_256 {  // a block of a row
     float   d;
 };
 
-// 32 values of a block times their scales: bytes, or the integers 64 x to[0] + to[1], both of bytes.
-template <typename BLOCK, int BYTES> static void scale_values(const unpacked_block & from, int j, __m256i * to) {
+// 32 values of a block times their scales, as bytes.
+template <typename BLOCK> static __m256i scaled_values(const unpacked_block & from, int j) {
     using format = block_256<BLOCK>;
     const __m128i each_eight_times = _mm_setr_epi8(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1);
     const __m128i picked = _mm_shuffle_epi8(from.scales, _mm_add_epi8(each_eight_times, _mm_set1_epi8((char) (2 * j))));
-    const __m256i scale  = _mm256_sign_epi16(_mm256_cvtepi8_epi16(picked), _mm256_set1_epi16(format::SIGN));
-    if (!format::is_signed && BYTES == 1) {
-        to[0] = _mm256_mullo_epi16(from.values[j], scale);  // bytes do not overflow into the next ones
-        return;
+    const __m256i scale  = _mm256_mullo_epi16(_mm256_cvtepi8_epi16(picked), _mm256_set1_epi16(format::SIGN));
+    if (!format::is_signed) {
+        return _mm256_mullo_epi16(from.values[j], scale);  // bytes do not overflow into the next ones
     }
     const __m256i even = _mm256_mullo_epi16(_mm256_srai_epi16(_mm256_slli_epi16(from.values[j], 8), 8), scale);
     const __m256i odd  = _mm256_mullo_epi16(_mm256_srai_epi16(from.values[j], 8), scale);
-    const auto bytes = [](__m256i a, __m256i b) {
-        return _mm256_blendv_epi8(a, _mm256_slli_epi16(b, 8), _mm256_set1_epi16((short) 0xff00));
-    };
-    if (BYTES == 1) {
-        to[0] = bytes(even, odd);
-        return;
-    }
-    const auto high = [](__m256i a) { return _mm256_srai_epi16(_mm256_add_epi16(a, _mm256_set1_epi16(32)), 6); };
-    const auto low  = [](__m256i a, __m256i h) { return _mm256_sub_epi16(a, _mm256_slli_epi16(h, 6)); };
-    const __m256i high_even = high(even), high_odd = high(odd);
-    to[0] = bytes(high_even, high_odd);
-    to[1] = bytes(low(even, high_even), low(odd, high_odd));
+    return _mm256_blendv_epi8(even, _mm256_slli_epi16(odd, 8), _mm256_set1_epi16((short) 0xff00));
 }
 
 template <typename BLOCK>
@@ -119,8 +107,10 @@ static void unpack(int64_t nb, const char * weights, size_t pitch, unpacked<V, B
             SPECLLAMA_UNROLL
             for (int j = 0; j < 8; j++) {
                 __m256i values[BYTES] = {blocks[c].values[j]};
-                if constexpr (SCALED > 0) {
-                    scale_values<BLOCK, SCALED>(blocks[c], j, values);
+                if constexpr (SCALED == 1) {
+                    values[0] = scaled_values<BLOCK>(blocks[c], j);
+                } else if constexpr (SCALED == 2) {
+                    format::unpack_scaled(w, blocks[c], j, values);
                 }
                 for (int i = 0; i < BYTES; i++) {
                     _mm256_store_si256((__m256i *) (to[b].quants + 32 * ((BYTES * j + i) * V::COLUMNS + c)), values[i]);

@@ -103,6 +103,17 @@ template <> struct block_256<block_iq4_xs> : format_256 {
         const __m128i all   = _mm_sub_epi8(both, _mm_set1_epi8(32));
         to.scales = _mm_unpacklo_epi8(all, all);
     }
+    // 32 values times their scale, which are the integers 64 x to[0] + to[1], both of bytes: each of the 16 once.
+    static void unpack_scaled(const block_iq4_xs & w, const unpacked_block & from, int j, __m256i * to) {
+        const __m128i scale    = _mm_shuffle_epi8(from.scales, _mm_set1_epi8((char) (2 * j)));
+        const __m256i products = _mm256_mullo_epi16(_mm256_cvtepi8_epi16(iq4_values()), _mm256_cvtepi8_epi16(scale));
+        const __m256i high     = _mm256_srai_epi16(_mm256_add_epi16(products, _mm256_set1_epi16(32)), 6);
+        const __m256i low      = _mm256_sub_epi16(products, _mm256_slli_epi16(high, 6));
+        const __m256i both     = _mm256_permute4x64_epi64(_mm256_packs_epi16(high, low), _MM_SHUFFLE(3, 1, 2, 0));
+        const __m256i indices  = nibbles(w.qs + 16 * j);
+        to[0] = _mm256_shuffle_epi8(_mm256_permute2x128_si256(both, both, 0x00), indices);
+        to[1] = _mm256_shuffle_epi8(_mm256_permute2x128_si256(both, both, 0x11), indices);
+    }
     static float min(const block_iq4_xs &) { return 0; }
     static float scale(const block_iq4_xs & w) { return float_of(w.d); }
 };

@@ -76,10 +76,7 @@ inline bool supports_mul_mat(const ggml_tensor * dst, layout stored) {
         if (stored == layout::repacked) {
             return a->ne[3] == 1 && has_repacked_kernel(w->type);
         }
-        const int64_t rows_per_expert = a->ne[2] * dst->src[2]->ne[0] / w->ne[2];  // on average
-        const bool    fast = kernel_for(w, stored, true) != nullptr ||
-                             (kernel_for(w, stored, false) != nullptr && rows_per_expert < 16);
-        return a->ne[3] == 1 && (a->ne[2] < PROMPT_ROWS || fast) && has_vec_dot(w, a);
+        return a->ne[3] == 1 && (a->ne[2] < PROMPT_ROWS || kernel_for(w, stored, false) != nullptr) && has_vec_dot(w, a);
     }
     if (w->ne[2] != 1) {
         return false;
@@ -97,11 +94,11 @@ inline bool supports_mul_mat(const ggml_tensor * dst, layout stored) {
     switch (w->type) {
         case GGML_TYPE_F16:  // llama.cpp's kernel for prompts sums odd columns in another order
         case GGML_TYPE_BF16: return w->ne[0] % widest::N_FLOATS == 0 && nrows(a) < PROMPT_ROWS;
+        case GGML_TYPE_IQ4_XS: return widest::COLUMNS == 1 || nrows(a) < PROMPT_ROWS;  // llama.cpp's is faster with AVX-512
         case GGML_TYPE_Q2_K:
         case GGML_TYPE_Q3_K:
         case GGML_TYPE_Q5_K:
         case GGML_TYPE_Q6_K:
-        case GGML_TYPE_IQ4_XS:
         case GGML_TYPE_Q8_0:
         case GGML_TYPE_Q4_1:
         case GGML_TYPE_Q5_0:
