@@ -94,11 +94,12 @@ inline bool supports_mul_mat(const ggml_tensor * dst, layout stored) {
     switch (w->type) {
         case GGML_TYPE_F16:  // llama.cpp's kernel for prompts sums odd columns in another order
         case GGML_TYPE_BF16: return w->ne[0] % widest::N_FLOATS == 0 && nrows(a) < PROMPT_ROWS;
-        case GGML_TYPE_IQ4_XS: return widest::COLUMNS == 1 || nrows(a) < PROMPT_ROWS;  // llama.cpp's is faster with AVX-512
-        case GGML_TYPE_Q2_K:
-        case GGML_TYPE_Q3_K:
         case GGML_TYPE_Q5_K:
         case GGML_TYPE_Q6_K:
+        case GGML_TYPE_IQ4_XS:  // with AVX-512 llama.cpp's is faster for many rows
+            return widest::COLUMNS == 1 || nrows(a) < 2 * PROMPT_ROWS;
+        case GGML_TYPE_Q2_K:
+        case GGML_TYPE_Q3_K:
         case GGML_TYPE_Q8_0:
         case GGML_TYPE_Q4_1:
         case GGML_TYPE_Q5_0:
