@@ -57,7 +57,7 @@ class TableContext:
         n_branches: int = 0,
     ) -> None:
         self.n_branches = n_branches if memory == "full" else 0
-        self.n_spare, self.row_multiple = n_spare, row_multiple
+        self.n_spare, self.row_multiple, self.rounds_prompts = n_spare, row_multiple, False
         self.n_vocab, self.n_ctx, self.n_seq_max = n_vocab, n_ctx, n_seq_max
         self.n_batch = self.n_ubatch = self.n_outputs_max = n_batch
         self.memory, self.cuts_need_checkpoint = memory, memory == "checkpoint"

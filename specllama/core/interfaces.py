@@ -53,6 +53,7 @@ class Context(Protocol):
     n_batch: int  # most rows of one decode
     n_ubatch: int  # rows that are computed at once
     row_multiple: int  # batch sizes that are not a multiple of this are slow; 1: none are
+    rounds_prompts: bool  # rows are bit-equal in small decodes, and rounded otherwise in those of many rows
     n_seq_max: int
     n_outputs_max: int  # most rows with logits in one decode
     max_rollback: int  # tokens that `truncate` may remove after a decode; large for an ordinary KV cache

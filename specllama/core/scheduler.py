@@ -286,6 +286,8 @@ class Scheduler:
             n_before, seconds = self.last_round
             round_seconds = (seconds if n_before else 0.0) if ready else None
             n = self.chunk_size.n_rows(n_past, stop - n_past, most, round_seconds)
+        if n >= CHUNK and n_past + n == len(history) and self.target.rounds_prompts:
+            n -= 1  # the last row by itself, as where the same prompt is used again
         return PromptChunk(generation, n, boundary if n_past + n == stop else None)
 
     def _filling(self) -> list[Generation]:

@@ -226,6 +226,7 @@ class LlamaContext(NativeContext):
         self.n_batch, self.n_vocab = int(llama.llama_n_batch(self.handle)), model.n_vocab
         self.n_outputs_max = min(n_outputs_max, self.n_batch)
         self.row_multiple = _AMX_ROWS if model.uses_amx else 1
+        self.rounds_prompts = model.rounds_prompts
         self.n_threads, self.n_threads_batch = params.n_threads, params.n_threads_batch
         n_rs_seq = int(llama.llama_n_rs_seq(self.handle))
         self.max_rollback = n_rs_seq if model.has_state and n_rs_seq else _UNLIMITED

@@ -137,6 +137,22 @@ def test_amx_is_not_used_on_a_gpu_or_with_float_weights(
     floats.close()
 
 
+def test_where_rows_of_prompts_are_rounded_otherwise(
+    draft: LlamaModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draft.settings = ModelSettings(path=str(EMBEDDED_DRAFT), n_gpu_layers=0)
+    for level, amx, file_type, expected in (
+        *(("avx2", False, "15", False), ("avx2", False, "1", True), ("avx512", False, "15", True)),
+        *(("avx512", False, "7", False), ("avx512", True, "7", True), ("", False, "1", False)),
+    ):
+        monkeypatch.setattr(LlamaModel, "metadata", lambda *_, now=file_type: now)
+        info(monkeypatch, b"", level=level, amx=amx)
+        assert draft.rounds_prompts == expected
+    info(monkeypatch, b"", level="avx2")
+    draft.settings = ModelSettings(path=str(EMBEDDED_DRAFT), n_gpu_layers=99)
+    assert not draft.rounds_prompts
+
+
 def test_amx_is_left_where_its_use_would_crash(draft: LlamaModel, monkeypatch: pytest.MonkeyPatch) -> None:
     draft.settings = ModelSettings(path=str(EMBEDDED_DRAFT), n_gpu_layers=0)
     for file_type, leaves in (("7", True), ("15", True), ("1", False)):

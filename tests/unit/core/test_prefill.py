@@ -112,6 +112,20 @@ def test_rows_beyond_a_row_multiple_are_decoded_by_themselves(n, widths):
     assert sum(widths) == n
 
 
+@pytest.mark.parametrize(
+    ("n", "widths"), [(63, [63]), (64, [63, 1]), (100, [99, 1]), (134, [64, 69, 1]), (192, [64, 64, 63, 1])]
+)
+def test_the_last_row_is_decoded_by_itself_where_rows_of_prompts_are_rounded_otherwise(n, widths):
+    target = Slow(per_row=1.0)
+    target.rounds_prompts = True
+    engine = engine_of(target)
+    fill(engine, prompt(n))
+    assert target.widths[: len(widths)] == widths
+    before = len(target.widths)
+    fill(engine, prompt(n))
+    assert target.widths[before] == 1, "as where the prompt is used again"
+
+
 @pytest.mark.parametrize("n", [5, 63])
 def test_small_chunks_do_not_change_the_measured_row_time(n):
     target = Slow(per_row=0.005, fixed=0.1)
