@@ -14,7 +14,7 @@ from specllama.core.image_rows import ImageEmbeddings, whole_runs
 from specllama.core.interfaces import Context
 from specllama.core.policy.base import Policy
 from specllama.core.prefix.store import PrefixStore, Slot
-from specllama.core.prefix.stored import Boundary, ahead, distances, next_stop
+from specllama.core.prefix.stored import CHUNK, Boundary, ahead, distances, next_stop
 from specllama.core.sequence import FinishReason, Generation
 from specllama.errors import SpecllamaError
 
@@ -46,7 +46,6 @@ class FairQueue:
         self._served = max(self._served, generation.queue_rank)
 
 
-CHUNK = 64  # rows; kernels round groups of this size the same way in a decode of any width
 CHUNK_GROWTH = 2  # at most: a chunk much larger than the one that was timed may take longer than predicted
 _NOISE = 1.03  # factor on what was measured
 UNSHARED_CHUNK = 1.5  # factor on the time of a prefill chunk for which no other sequence has to wait

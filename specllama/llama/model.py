@@ -261,8 +261,6 @@ def _has_run(data: bytes, kind: bytes, length: int) -> bool:
 _MOST_BREAKERS = 256  # texts whose breakers are kept
 _CONTROL = llama.LLAMA_TOKEN_ATTR_CONTROL | llama.LLAMA_TOKEN_ATTR_UNKNOWN  # what parse_special parses
 _FLOAT_TYPES = ("0", "1", "32")  # llama_ftype: F32, F16, BF16
-_Q_TYPES = ("2", "3", "7", "8", "9")  # Q4_0, Q4_1, Q8_0, Q5_0, Q5_1
-_K_TYPES = (*map(str, range(10, 19)), "30")  # Q2_K to Q6_K, IQ4_XS
 
 
 class LlamaModel:
@@ -393,13 +391,11 @@ class LlamaModel:
 
     @property
     def rounds_prompts(self) -> bool:
-        """Whether specllama's kernels are used, but not for prompts (decodes of 64 rows and more), or with
-        another rounding: see mul_mat.h.
+        """Whether specllama's kernels are used, and prompts (decodes of 64 rows and more) are rounded otherwise
+        than small decodes: see mul_mat.h.
         """
-        if not KERNELS.level or self.settings.n_gpu_layers != 0:
-            return False
-        equal = () if KERNELS.amx else _Q_TYPES if KERNELS.level == "avx512" else (*_Q_TYPES, *_K_TYPES)
-        return self.metadata("general.file_type") not in equal
+        packed = KERNELS.amx and self.metadata("general.file_type") not in _FLOAT_TYPES
+        return self.settings.n_gpu_layers == 0 and (packed or KERNELS.level == "neon")
 
     @property
     def leaves_amx(self) -> bool:

@@ -142,13 +142,14 @@ def test_where_rows_of_prompts_are_rounded_otherwise(
 ) -> None:
     draft.settings = ModelSettings(path=str(EMBEDDED_DRAFT), n_gpu_layers=0)
     for level, amx, file_type, expected in (
-        *(("avx2", False, "15", False), ("avx2", False, "1", True), ("avx512", False, "15", True)),
-        *(("avx512", False, "7", False), ("avx512", True, "7", True), ("", False, "1", False)),
+        *(("avx2", False, "15", False), ("avx512", False, "7", False), ("avx512", True, "7", True)),
+        *(("avx512", True, "1", False), ("neon", False, "1", True), ("", False, "1", False)),
     ):
         monkeypatch.setattr(LlamaModel, "metadata", lambda *_, now=file_type: now)
         info(monkeypatch, b"", level=level, amx=amx)
         assert draft.rounds_prompts == expected
-    info(monkeypatch, b"", level="avx2")
+    info(monkeypatch, b"", level="avx512", amx=True)
+    monkeypatch.setattr(LlamaModel, "metadata", lambda *_: "7")
     draft.settings = ModelSettings(path=str(EMBEDDED_DRAFT), n_gpu_layers=99)
     assert not draft.rounds_prompts
 

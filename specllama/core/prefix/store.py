@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from specllama.core.image_rows import image_runs, whole_runs
 from specllama.core.interfaces import CachingDrafter, Context, Saved
 from specllama.core.prefix.stored import (
+    CHUNK,
     Boundary,
     CachedSequence,
     Chances,
@@ -121,10 +122,22 @@ class PrefixFinder:
                 continue
             common = whole_runs(wanted, min(n_common(ids, wanted), most))
             n, partial = self._reusable(holder, len(ids), common)
+            if self._is_rounded_otherwise(holder, n, len(wanted)):
+                continue
             if n >= (_MIN_LOADED if isinstance(holder, CachedSequence) else 1):
                 n_bytes = partial.n_bytes if partial is not None else 0
                 n_bytes += holder.n_bytes if isinstance(holder, CachedSequence) else 0
                 yield PrefixSource(holder, n, common, partial, n_bytes / rate)
+
+    def _is_rounded_otherwise(self, holder: Slot | CachedSequence, n: int, n_wanted: int) -> bool:
+        """Whether the first n rows are those of a prompt that was evaluated in large decodes, and would be
+        evaluated in a small one among n_wanted, or the other way round: their start is common by chance, as a
+        BOS token is.
+        """
+        owner = holder.owner if isinstance(holder, Slot) else None
+        n_prompt = owner.n_prompt if owner is not None else holder.n_prompt
+        differs = (n_prompt > CHUNK) != (n_wanted > CHUNK)
+        return self._target.rounds_prompts and differs and n < min(n_prompt, CHUNK)
 
     def _ids_of(self, slot: Slot, wanted: Ids) -> Ids:
         """The ids in the slot's cache; of one in use, those that others may copy. Empty where nothing is

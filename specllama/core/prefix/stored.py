@@ -69,6 +69,7 @@ class Chances:
 # They depend on the text alone, so a prompt is evaluated in the same pieces for every request.
 
 
+CHUNK = 64  # rows; kernels round groups of this size the same way in a decode of any width
 GAP = 64  # ids between two states at least: reading so few again costs less than a decode for each state
 _FIRST_DISTANCE, _DISTANCE_FACTOR = 64, 4
 _ALWAYS = ("system", "reasoning")  # kinds for which a piece of _SHORT ids is worth a decode of its own

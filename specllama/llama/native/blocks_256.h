@@ -41,7 +41,7 @@ template <typename V, typename BLOCK> struct unpacked {  // a block of each of V
     static constexpr int BYTES = SCALED_BYTES<V, BLOCK> == 2 ? 2 : 1;
     alignas(64) int8_t quants[BYTES * QK_K * V::COLUMNS];  // 32 bytes of each column in turn, with two bytes the high ones first
     typename V::ints init;                                 // initial values of the sums
-    __m128i scales[V::COLUMNS];                            // two of each column in turn
+    typename V::ints scales[SCALED_BYTES<V, BLOCK> > 0 ? 1 : 8];  // in the lanes of the sums of products
     alignas(64) __m256i mins[V::COLUMNS];
     float   d[V::COLUMNS], min[V::COLUMNS];
 };
@@ -88,11 +88,6 @@ static const row_256<BLOCK> * prepare_256(int64_t nb, const char * rows, size_t 
     return row_blocks;
 }
 
-template <typename V, typename BLOCK> static typename V::ints scales_of_step(const unpacked<V, BLOCK> & w, int step) {
-    constexpr int STEPS = 8 / V::COLUMNS;  // whose scales are 16 bytes
-    return V::scales_per_16(w.scales[step / STEPS], step % STEPS);
-}
-
 template <typename V, typename BLOCK>
 static void unpack(int64_t nb, const char * weights, size_t pitch, unpacked<V, BLOCK> * to) {  // V::COLUMNS columns
     using format = block_256<BLOCK>;
@@ -116,17 +111,19 @@ static void unpack(int64_t nb, const char * weights, size_t pitch, unpacked<V, B
                     _mm256_store_si256((__m256i *) (to[b].quants + 32 * ((BYTES * j + i) * V::COLUMNS + c)), values[i]);
                 }
             }
-            to[b].scales[c] = blocks[c].scales;
             to[b].d[c]      = format::scale(w) * (SCALED > 0 ? format::SIGN : 1);
             if (format::MINS != mins::none) {
                 to[b].mins[c] = blocks[c].mins;
                 to[b].min[c]  = format::min(w);
             }
         }
-        if (V::COLUMNS == 2) {
-            const __m128i second = blocks[V::COLUMNS - 1].scales;
-            to[b].scales[0]              = _mm_unpacklo_epi16(blocks[0].scales, second);
-            to[b].scales[V::COLUMNS - 1] = _mm_unpackhi_epi16(blocks[0].scales, second);
+        const __m128i first = blocks[0].scales, last = blocks[V::COLUMNS - 1].scales;
+        const __m128i low   = V::COLUMNS == 2 ? _mm_unpacklo_epi16(first, last) : first;  // two of each column in turn
+        const __m128i high  = V::COLUMNS == 2 ? _mm_unpackhi_epi16(first, last) : first;
+        SPECLLAMA_UNROLL
+        for (int step = 0; SCALED == 0 && step < 8; step++) {
+            constexpr int STEPS = 8 / V::COLUMNS;  // whose scales are 16 bytes
+            to[b].scales[step] = V::scales_per_16(step < STEPS ? low : high, step % STEPS);
         }
     }
     // In a loop of its own: loading a vector right after it was stored in two halves stalls.
@@ -140,7 +137,7 @@ static void unpack(int64_t nb, const char * weights, size_t pitch, unpacked<V, B
                 to[b].init = SCALED == 1 ? V::add(to[b].init, correction(0))
                                          : V::add(V::add(to[b].init, V::times_64(correction(0))), correction(1));
             } else {
-                to[b].init = V::add_scaled(to[b].init, correction(0), scales_of_step(to[b], step));
+                to[b].init = V::add_scaled(to[b].init, correction(0), to[b].scales[step]);
             }
         }
     }
@@ -259,7 +256,7 @@ static void mul_mat_256(int64_t n, int64_t nc, float * s, size_t bs, const unpac
             }
             SPECLLAMA_UNROLL
             for (int step = 0; SCALED == 0 && step < 8; step++) {
-                const ints quants = V::load_row(w->quants + step * sizeof(ints)), scales = scales_of_step(*w, step);
+                const ints quants = V::load_row(w->quants + step * sizeof(ints)), scales = w->scales[step];
                 SPECLLAMA_UNROLL
                 for (int r = 0; r < R; r++) {
                     const ints a        = V::broadcast_row(row_blocks[r * nb + b].qs + 32 * step);

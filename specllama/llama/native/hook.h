@@ -12,7 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 
-constexpr int64_t PROMPT_ROWS = 64;  // a batch of so many rows is a prompt: most types use llama.cpp's kernels for it
+constexpr int64_t PROMPT_ROWS = 64;  // a batch of so many rows is a prompt: types without a kernel, and AMX, are multiplied otherwise
 
 struct ggml_compute_params {  // as in ggml-cpu-impl.h
     int    ith, nth;

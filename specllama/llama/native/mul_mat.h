@@ -85,28 +85,17 @@ inline bool supports_mul_mat(const ggml_tensor * dst, layout stored) {
         return nrows(a) < PROMPT_ROWS ? has_fast_amx_kernel(w, nrows(a)) : is_prompt_for_tiles(dst);
     }
     if (stored == layout::repacked) {
-        return w->type == GGML_TYPE_Q4_0 || w->type == GGML_TYPE_Q4_K ||
-               (has_repacked_kernel(w->type) && nrows(a) < PROMPT_ROWS);
+        return has_repacked_kernel(w->type);
     }
-    if (w->nb[1] != specllama_ggml.row_size(w->type, w->ne[0])) {
+    if (!has_vec_dot(w, a)) {
         return false;
     }
     switch (w->type) {
-        case GGML_TYPE_F16:  // llama.cpp's kernel for prompts sums odd columns in another order
-        case GGML_TYPE_BF16: return w->ne[0] % widest::N_FLOATS == 0 && nrows(a) < PROMPT_ROWS;
-        case GGML_TYPE_Q5_K:
-        case GGML_TYPE_Q6_K:
-        case GGML_TYPE_IQ4_XS:  // with AVX-512 llama.cpp's is faster for many rows
-            return widest::COLUMNS == 1 || nrows(a) < 2 * PROMPT_ROWS;
-        case GGML_TYPE_Q2_K:
-        case GGML_TYPE_Q3_K:
-        case GGML_TYPE_Q8_0:
-        case GGML_TYPE_Q4_1:
-        case GGML_TYPE_Q5_0:
-        case GGML_TYPE_Q5_1: return true;
+        case GGML_TYPE_F16:
+        case GGML_TYPE_BF16: return w->ne[0] % widest::N_FLOATS == 0;
         case GGML_TYPE_F32:  // small matrices such as routers, whose rows may be heads; ggml has a kernel for Hadamard's
-            return dst->op_params[1] != GGML_HINT_SRC0_IS_HADAMARD && nrows(a) < 64 * PROMPT_ROWS && has_vec_dot(w, a);
-        default: return nrows(a) < PROMPT_ROWS && has_vec_dot(w, a);
+            return dst->op_params[1] != GGML_HINT_SRC0_IS_HADAMARD && nrows(a) < 64 * PROMPT_ROWS;
+        default: return nrows(a) < PROMPT_ROWS || kernel_for(w, stored, false) != nullptr;
     }
 }
 

@@ -126,6 +126,29 @@ def test_the_last_row_is_decoded_by_itself_where_rows_of_prompts_are_rounded_oth
     assert target.widths[before] == 1, "as where the prompt is used again"
 
 
+@pytest.mark.parametrize(("long", "short"), [(200, 20), (65, 64)])
+@pytest.mark.parametrize("long_first", [True, False])
+def test_a_short_prompt_shares_no_rows_with_a_long_one_where_they_are_rounded_otherwise(
+    long, short, long_first
+):
+    first, second = prompt(10) + prompt(long - 10, first=28), prompt(10) + prompt(short - 10, first=27)
+    if not long_first:
+        first, second = second, first
+
+    def n_evaluated(rounds_prompts: bool) -> int:
+        target = Slow(per_row=1.0)
+        target.rounds_prompts = rounds_prompts
+        engine = engine_of(target)
+        for ids in (first, second):
+            before = len(target.widths)
+            engine.submit(Request(ids, SamplingParams(temperature=0, max_tokens=1), 1))
+            while engine.scheduler.busy:
+                engine.step()
+        return sum(target.widths[before:])
+
+    assert n_evaluated(True) == n_evaluated(False) + 10
+
+
 @pytest.mark.parametrize("n", [5, 63])
 def test_small_chunks_do_not_change_the_measured_row_time(n):
     target = Slow(per_row=0.005, fixed=0.1)
