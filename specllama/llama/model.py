@@ -391,8 +391,8 @@ class LlamaModel:
 
     @property
     def rounds_prompts(self) -> bool:
-        """Whether specllama's kernels are used, and prompts (decodes of 64 rows and more) are rounded otherwise
-        than small decodes: see mul_mat.h.
+        """Whether specllama's kernels are used, and prompts (decodes of 64 rows and more) are rounded
+        otherwise than small decodes: see mul_mat.h.
         """
         packed = KERNELS.amx and self.metadata("general.file_type") not in _FLOAT_TYPES
         return self.settings.n_gpu_layers == 0 and (packed or KERNELS.level == "neon")
