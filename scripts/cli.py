@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,12 +19,13 @@ class BadInput(Exception):
 
 
 class Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """The description as written, and the default of every option that has one."""
+    """The description as written, and the default and the least value of every option that has one."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
-        if action.default is None or isinstance(action.default, bool):
-            return action.help
-        return super()._get_help_string(action)
+        without = action.default is None or isinstance(action.default, bool)
+        text = action.help if without else super()._get_help_string(action)
+        least = getattr(action.type, "least", 0)
+        return f"{text} (at least {least})" if least > 1 else text
 
 
 class Parser(argparse.ArgumentParser):
@@ -32,20 +35,24 @@ class Parser(argparse.ArgumentParser):
         self.exit(EXIT_USAGE, f"{self.prog}: {message} (see --help)\n")
 
 
+def program() -> str:
+    """How this script was started."""
+    spec = sys.modules["__main__"].__spec__
+    return f"python -m {spec.name.removesuffix('.__main__')}" if spec else Path(sys.argv[0]).name
+
+
 def parser(doc: str | None) -> argparse.ArgumentParser:
     """A parser whose help is the docstring of the script; `--threads` defaults to all cores unless it has a
     default.
     """
-    spec = sys.modules["__main__"].__spec__
-    prog = f"python -m {spec.name.removesuffix('.__main__')}" if spec else None
     usage = argparse.SUPPRESS if "usage:" in (doc or "") else None
-    p = Parser(prog, usage, description=doc, formatter_class=Help, allow_abbrev=False)
+    p = Parser(program(), usage, description=doc, formatter_class=Help, allow_abbrev=False)
     p.set_defaults(threads=os.cpu_count() or 1)
     return p
 
 
-def whole(least: int) -> Callable[[str], int]:
-    """An option's type: a whole number of at least `least`."""
+def whole(least: int, most: float = math.inf) -> Callable[[str], int]:
+    """An option's type: a whole number from `least` to `most`."""
 
     def parse(text: str) -> int:
         try:
@@ -54,20 +61,53 @@ def whole(least: int) -> Callable[[str], int]:
             raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
         if value < least:
             raise argparse.ArgumentTypeError(f"{value} is less than {least}")
+        if value > most:
+            raise argparse.ArgumentTypeError(f"{value} is more than {most}")
         return value
 
+    parse.least = least  # type: ignore[attr-defined]
     return parse
 
 
-def whole_list(least: int) -> Callable[[str], list[int]]:
-    """An option's type: whole numbers of at least `least`, "1,2,8-11", sorted and without repeats."""
-    number = whole(least)
+def threads(text: str) -> int:
+    """An option's type: a number of threads, at most one for each core."""
+    value, cores = whole(1)(text), os.cpu_count() or 1
+    if value > cores:
+        raise argparse.ArgumentTypeError(f"{value} is more than the {cores} cores of this machine")
+    return value
+
+
+def seconds(text: str) -> float:
+    """An option's type: seconds, up to an hour."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value <= 3600:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 0 to 3600")
+    return value
+
+
+def output(text: str) -> Path:
+    """An option's type: a file that can be written, which is found out before it is."""
+    path = Path(text)
+    if not os.access(path if path.exists() else path.parent, os.W_OK) or path.is_dir():
+        raise argparse.ArgumentTypeError(f"{text} is not a file that can be written, in a folder that exists")
+    return path
+
+
+def whole_list(least: int, most: float = math.inf) -> Callable[[str], list[int]]:
+    """An option's type: whole numbers from `least` to `most`, "1,2,8-11", sorted and without repeats."""
+    number = whole(least, most)
 
     def parse(text: str) -> list[int]:
         found = set[int]()
         for part in filter(None, (part.strip() for part in text.split(","))):
-            low, _, high = part.partition("-")
-            found.update(range(number(low), number(high or low) + 1))
+            ends = re.fullmatch(r"(\d+) *- *(\d+)", part)
+            low, high = map(number, ends.groups() if ends else (part, part))
+            if high < low:
+                raise argparse.ArgumentTypeError(f"{part}: {high} is less than {low}")
+            found.update(range(low, high + 1))
         if not found:
             raise argparse.ArgumentTypeError(f"{text!r} is not a list such as 1,2,8-11")
         return sorted(found)
@@ -93,7 +133,7 @@ def run(main: Callable[[], None], *errors: type[Exception]) -> None:
     try:
         main()
     except expected as e:
-        print(f"{Path(sys.argv[0]).name}: {e}", file=sys.stderr)
+        print(f"{program()}: {e}", file=sys.stderr)
         sys.exit(EXIT_USAGE)
     except KeyboardInterrupt:
         sys.exit(130)

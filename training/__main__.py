@@ -106,7 +106,7 @@ def main() -> None:
     p.add_argument("--batch", type=cli.whole(1), default=6, metavar="N", help="rows of a batch")
     p.add_argument("--ctx", type=cli.whole(16), default=512, metavar="N", help="tokens of a row")
     p.add_argument("--vocab", type=cli.whole(300), default=4096, metavar="N", help="tokens of the vocabulary")
-    p.add_argument("--threads", type=cli.whole(1), metavar="N", help="threads on the CPU")
+    p.add_argument("--threads", type=cli.threads, metavar="N", help="threads on the CPU")
     a = p.parse_args()
     if a.vocab > 65_536:
         p.error(f"argument --vocab: {a.vocab} is more than 65536")

@@ -234,7 +234,7 @@ def main() -> None:
         "--measure", action="store_true", help="print size, t(n) and agreement of each type instead"
     )
     p.add_argument("--rounds", type=cli.whole(1), default=40, metavar="N", help="rounds of --measure")
-    p.add_argument("--threads", type=cli.whole(1), metavar="N", help="threads of llama.cpp")
+    p.add_argument("--threads", type=cli.threads, metavar="N", help="threads of llama.cpp")
     a = p.parse_args()
     sources = cli.gguf_file(a.target), cli.gguf_file(a.draft)
     for path in sources:

@@ -108,7 +108,7 @@ def main() -> None:
     p.add_argument("model", type=Path)
     p.add_argument("--rows", default="1,2,3,4,6,8,12,16", help="rows of the decodes")
     p.add_argument("--runs", type=cli.whole(4), default=30, help="decodes of each number of rows")
-    p.add_argument("--threads", type=cli.whole(1), help="of each process")
+    p.add_argument("--threads", type=cli.threads, help="of each process")
     given = p.parse_args()
     if not given.model.is_file():
         p.error(f"{given.model} is not a file")

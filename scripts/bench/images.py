@@ -334,7 +334,7 @@ def main() -> None:
     p.add_argument("--gain", action="store_true", help="compare drafts behind an image and without one")
     p.add_argument("--pairs", type=cli.whole(2), default=8, help="images that both servers see")
     p.add_argument("--side", type=cli.whole(64), default=448, help="pixels of an image's side")
-    p.add_argument("--threads", type=cli.whole(1), help="threads of each server")
+    p.add_argument("--threads", type=cli.threads, help="threads of each server")
     p.add_argument("--model", type=Path)
     p.add_argument("--mmproj", type=Path)
     p.add_argument("--draft", type=Path, help="of the model, for --gain")

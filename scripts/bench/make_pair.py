@@ -90,11 +90,16 @@ class Maker:
         """The target in every type."""
         n_extra = a.target_params - self.target.n_params
         padding = self.target.fit(n_extra, a.target_blocks, a.experts, a.used if a.experts else 0)
-        if a.experts and not padding.n_blocks:
-            raise NotPaddable(f"{a.target_params} parameters are too few for a block of {a.experts} experts")
+        of = f" of {a.experts} experts" if a.experts else ""
+        if not padding.n_blocks:
+            raise NotPaddable(
+                f"{a.target_params} parameters are too few for an extra block{of}: the source has "
+                f"{self.target.n_params}"
+            )
         f16 = self.padded("target", self.target, padding)
-        of = f" of {padding.n_experts} experts" if padding.n_experts else ""
         blocks = f"{padding.n_blocks} extra blocks{of}, feed-forward {padding.ff}"
+        if padding.n_blocks < a.target_blocks:
+            blocks += f" ({a.target_blocks} blocks would need more --target-params)"
         print(f"target in f16: {blocks}; logits equal the source's bit for bit", flush=True)
         paths = {kind: self.out / f"bench-target-{kind}.gguf" for kind in a.types}
         for kind, path in paths.items():
@@ -216,7 +221,7 @@ def count(text: str) -> int:
 
 def types(text: str) -> list[str]:
     """A comma-separated list of types."""
-    out = text.split(",")
+    out = text.lower().split(",")
     for kind in out:
         if kind not in FTYPES:
             raise argparse.ArgumentTypeError(f"unknown type {kind!r}; possible are {', '.join(FTYPES)}")
@@ -254,8 +259,10 @@ def main() -> None:
     p.add_argument(
         "--experts", type=cli.whole(0), default=0, metavar="N", help="of each extra block of the target"
     )
-    p.add_argument("--used", type=cli.whole(1), default=8, metavar="N", help="experts that a token takes")
-    p.add_argument("--types", type=types, default=",".join(TYPES), metavar="T,T", help="types of the weights")
+    p.add_argument("--used", type=cli.whole(1), metavar="N", help="experts that a token takes, 8 by default")
+    p.add_argument(
+        "--types", type=types, default=",".join(TYPES), metavar="T,T", help=f"of {', '.join(FTYPES)}"
+    )
     p.add_argument(
         "--draft-costs",
         type=costs,
@@ -264,14 +271,17 @@ def main() -> None:
         help="t(1) of the drafts, as shares of the target's",
     )
     p.add_argument("--rounds", type=cli.whole(3), default=15, metavar="N", help="rounds of a measurement")
-    p.add_argument("--threads", type=cli.whole(1), metavar="N", help="threads of llama.cpp")
+    p.add_argument("--threads", type=cli.threads, metavar="N", help="threads of llama.cpp")
     p.add_argument(
         "--random-vocab",
-        type=cli.whole(random_vocab.MIN_VOCAB),
+        type=cli.whole(random_vocab.MIN_VOCAB, 1 << 20),
         metavar="N",
         help="the random pair instead",
     )
     a = p.parse_args()
+    if a.used and not a.experts:
+        p.error("--used needs --experts")
+    a.used = a.used or 8
     if a.used > a.experts > 0:
         p.error(f"--used {a.used} is more than --experts {a.experts}")
     a.out.mkdir(parents=True, exist_ok=True)

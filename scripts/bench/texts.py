@@ -138,7 +138,7 @@ def main() -> None:
     parser.add_argument("--before", type=cli.whole(0), default=0, help="tokens of filler in front")
     parser.add_argument("-n", type=cli.whole(2), default=160, help="tokens of a text")
     parser.add_argument("-c", "--ctx", type=cli.whole(64), default=2048, help="tokens of the context")
-    parser.add_argument("-t", "--threads", type=cli.whole(1))
+    parser.add_argument("-t", "--threads", type=cli.threads)
     args = parser.parse_args()
     sys.exit(1 if measure(args) and args.exact else 0)
 

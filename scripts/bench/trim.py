@@ -197,7 +197,7 @@ def main() -> None:
     p.add_argument("--draft", type=Path, metavar="GGUF", help="in place of random weights")
     p.add_argument("--keep", default="8192,16384,32768", metavar="N,N", help="sizes of the copies")
     p.add_argument("--seconds", type=cli.whole(1), default=20, metavar="S", help="of timing")
-    p.add_argument("--threads", type=cli.whole(1), default=2, metavar="N")
+    p.add_argument("--threads", type=cli.threads, default=2, metavar="N")
     a = p.parse_args()
     a.keep = [int(n) for n in a.keep.split(",")]
     a.out.mkdir(parents=True, exist_ok=True)

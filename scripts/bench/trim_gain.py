@@ -156,7 +156,7 @@ def main() -> None:
     p.add_argument("--prompts", type=cli.whole(1), default=4, metavar="N", help="of each workload")
     p.add_argument("--tokens", type=cli.whole(2), default=96, metavar="N", help="of a text")
     p.add_argument("--draft-max", type=int, metavar="N", help="a fixed length in place of auto")
-    p.add_argument("--threads", type=cli.whole(1), default=2, metavar="N")
+    p.add_argument("--threads", type=cli.threads, default=2, metavar="N")
     p.add_argument("--cpu", action="store_true", help="count processor time, for --threads 1")
     a = p.parse_args()
     a.out.mkdir(parents=True, exist_ok=True)

@@ -123,7 +123,7 @@ def main() -> None:
     parser.add_argument("--prompts", metavar="FILE")
     parser.add_argument("-n", type=cli.whole(2), default=160, help="tokens of a text")
     parser.add_argument("-c", "--ctx", type=cli.whole(64), default=2048, help="tokens of the context")
-    parser.add_argument("-t", "--threads", type=cli.whole(1))
+    parser.add_argument("-t", "--threads", type=cli.threads)
     parser.add_argument("-ngl", "--n-gpu-layers", metavar="N", help="a number, or all")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()

@@ -297,7 +297,7 @@ def record_traces(arguments: argparse.Namespace, workload_prompts: Mapping[str, 
                 trace = recorded(pair, ids, text, params, arguments.seed)
                 name = f"{workload} T={temperature:g}" if len(arguments.temp) > 1 else workload
                 found.setdefault(name, []).append(trace.to_dict())
-    Path(arguments.record).write_text(json.dumps(found, separators=(",", ":")))
+    arguments.record.write_text(json.dumps(found, separators=(",", ":")))
     print(f"{sum(map(len, found.values()))} traces in {arguments.record}")
 
 
@@ -344,7 +344,7 @@ def main() -> None:
     for flag in ("cold", "mixed", "unread", "heads", "fixed", "detail", "parts", "time", "real"):
         parser.add_argument(f"--{flag}", action="store_true")
     parser.add_argument("--devices", metavar="CURVES")
-    parser.add_argument("--record", metavar="OUT")
+    parser.add_argument("--record", type=cli.output, metavar="OUT")
     parser.add_argument("--prompts")
     parser.add_argument("-m", "--model", default=str(EMBEDDED_TARGET))
     parser.add_argument("-md", "--draft", default=str(EMBEDDED_DRAFT))

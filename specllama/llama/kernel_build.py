@@ -7,6 +7,7 @@ ready-made object of the package.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import platform
@@ -16,7 +17,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from specllama.processor_time import TooLongError, kill_tree, outputs_of
@@ -35,6 +37,7 @@ COMMON = ("-mavx2", "-mfma", "-mf16c", "-mbmi2")
 _COMPILERS = ("g++", "c++", "clang++")
 _SECONDS = 300  # of work, for the compiler of one of them
 _MAX_OBJECT = 64 << 20  # bytes of an object that are read: a compiled one has 1 to 4 MB
+compiles = threading.Lock()  # held by the thread that compiles
 
 
 class Unusable(Exception):
@@ -73,12 +76,28 @@ def compile_object(
 ) -> None:
     """Compile the object into the file `to`. report: gets the share that is done. Raises Unusable."""
     compiler = compiler_of(environ)
+    with folder_for(to, OBJECT.name) as directory:
+        _compile(compiler, directory, report)
+
+
+@contextlib.contextmanager
+def folder_for(to: Path, name: str) -> Iterator[Path]:
+    """A folder to compile in. What is compiled there by this name becomes the file `to`, whole or not at all.
+    Raises Unusable.
+    """
     try:
         to.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".compiling-", dir=to.parent) as directory:
-            _compile(compiler, Path(directory), report).replace(to)
+        with compiles, tempfile.TemporaryDirectory(prefix=".compiling-", dir=to.parent) as directory:
+            yield Path(directory)
+            Path(directory, name).replace(to)
     except OSError as error:
-        raise Unusable(f"{to.parent}: {error.strerror or error}") from None
+        raise unwritable(to.parent, error) from None
+
+
+def unwritable(folder: Path, error: OSError) -> Unusable:
+    """Why nothing can be compiled into this folder."""
+    other = "" if folder == NATIVE else "; SPECLLAMA_CACHE names another cache directory"
+    return Unusable(f"{folder}: {error.strerror or error}{other}")
 
 
 def compiler_of(environ: Mapping[str, str]) -> list[str]:
@@ -110,8 +129,8 @@ def objects(machine: str) -> dict[str, list[str]]:
     return outputs
 
 
-def _compile(compiler: list[str], directory: Path, report: Callable[[float], None]) -> Path:
-    """The object, compiled in `directory`; two instruction sets at a time."""
+def _compile(compiler: list[str], directory: Path, report: Callable[[float], None]) -> None:
+    """Compile the object in `directory`; two instruction sets at a time."""
     jobs = list(objects(platform.machine()).items())
     for i in range(0, len(jobs), 2):
         report(i / len(jobs))
@@ -121,9 +140,6 @@ def _compile(compiler: list[str], directory: Path, report: Callable[[float], Non
     # libstdc++ is not linked statically: llama.cpp needs it anyway, Fedora's g++ lacks libstdc++.a, and with
     # Debian's the object would need a newer C library.
     run_compilers([[*compiler, "-shared", "-o", OBJECT.name, *(name for name, _ in jobs), "-ldl"]], directory)
-    if not (directory / OBJECT.name).exists():
-        raise Unusable(f"{compiler[0]} has compiled nothing")
-    return directory / OBJECT.name
 
 
 def _known(compiler: list[str], given: list[str]) -> list[str]:
@@ -153,14 +169,17 @@ def run_compilers(commands: list[list[str]], directory: Path) -> None:
     ]
     try:
         for command, process in zip(commands, running, strict=True):
+            name = f"CXX={command[0]}" if os.environ.get("CXX") else command[0]
             try:
                 _, printed = outputs_of(process, _SECONDS)
             except TooLongError as late:
-                raise Unusable(f"{command[0]} was ended before it had compiled them: it {late}") from None
+                raise Unusable(f"{name} was ended before it had compiled them: it {late}") from None
             if process.returncode:
                 lines = [line for line in printed.splitlines() if "error" in line] or printed.splitlines()
                 said = lines[0].strip() if lines else f"exit code {process.returncode}"
-                raise Unusable(f"{command[0]} does not compile them: {said}")
+                raise Unusable(f"{name} does not compile them: {said}")
+            if not (directory / command[command.index("-o") + 1]).exists():
+                raise Unusable(f"{name} has compiled nothing")
     finally:
         for process in running:
             with process:

@@ -72,7 +72,8 @@ def load(library: Any, environ: Mapping[str, str] = os.environ) -> Kernels:
         return _start(library, wanted if wanted in LEVELS else "", environ)
     except Unusable as error:
         if wanted != "auto":
-            raise EngineError(f"specllama's kernels cannot be used: {error}", f"unset {VARIABLE}") from None
+            what = f"{VARIABLE} is {wanted}, and specllama's kernels cannot be used: {error}"
+            raise EngineError(what, f"unset {VARIABLE}") from None
         return Kernels("", str(error), "")
 
 

@@ -81,6 +81,7 @@ def _command(with_pip: str, with_uv: str) -> str:
 
 
 INSTALL = _command("", "")
+_AGAIN = f"install it again: {INSTALL}"
 ADD_RPC = _command("--force-reinstall --no-deps", "--reinstall --no-deps")
 
 try:
@@ -91,6 +92,12 @@ if _installed != TESTED:
     raise EngineError(
         f"llama-cpp-python {_installed} is installed, specllama needs {TESTED}", f"install it: {INSTALL}"
     )
+_loaded = "llama-cpp-python"
+if folder := os.environ.get("LLAMA_CPP_LIB_PATH"):  # of llama-cpp-python
+    _loaded = f"the llama.cpp in {folder}, which LLAMA_CPP_LIB_PATH names,"
+    _AGAIN = "unset LLAMA_CPP_LIB_PATH, or name the folder that contains libllama"
+else:
+    os.environ.pop("LLAMA_CPP_LIB_PATH", None)  # empty: as if it were not set
 # OpenMP threads spin at every barrier, for milliseconds by default: where another program keeps a core busy,
 # a decode then takes hundreds of times as long. With this limit it takes three times as long.
 if "OMP_WAIT_POLICY" not in os.environ:
@@ -103,7 +110,7 @@ try:
     import llama_cpp as llama
     from llama_cpp.llama_cpp import _lib
 except (ImportError, RuntimeError, FileNotFoundError, OSError) as error:
-    raise EngineError(f"llama-cpp-python cannot be loaded: {error}", f"install it again: {INSTALL}") from None
+    raise EngineError(f"{_loaded} cannot be loaded: {error}", _AGAIN) from None
 finally:
     if _unused:
         del sys.modules[_engine.__name__]
@@ -133,9 +140,7 @@ for _name, _result, _args in (
     try:
         _function = getattr(ggml, _name)
     except AttributeError:
-        raise EngineError(
-            f"llama-cpp-python was compiled without exporting {_name}", f"install it again: {INSTALL}"
-        ) from None
+        raise EngineError(f"{_loaded} was compiled without exporting {_name}", _AGAIN) from None
     _function.restype, _function.argtypes = _result, _args
 
 llama.llama_log_set(log.callback, ctypes.c_void_p(0))

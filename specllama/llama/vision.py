@@ -31,7 +31,7 @@ from specllama.errors import (
 from specllama.gguf.check import check_projector
 from specllama.gguf.header import identity, read_header
 from specllama.llama import vision_build
-from specllama.llama.kernel_build import Unusable, is_current
+from specllama.llama.kernel_build import Unusable, is_current, unwritable
 from specllama.llama.library import LlamaLog, ggml, llama, log
 from specllama.llama.model import FLASH_ATTN, LlamaModel
 from specllama.llama.vision_build import OBJECT, VARIABLE, Report
@@ -201,7 +201,7 @@ def _compiled(report: Report, environ: Mapping[str, str]) -> Path:
             if not is_current(to, vision_build.key()):
                 vision_build.compile_object(to, environ, lambda *stage: stages.append(stage))
     except OSError as error:
-        raise Unusable(f"{to.parent}: {error.strerror or error}") from None
+        raise unwritable(to.parent, error) from None
     finally:
         done.set()
         if thread.ident is not None:

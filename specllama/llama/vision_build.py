@@ -13,12 +13,11 @@ import platform
 import subprocess
 import sys
 import tarfile
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path, PurePosixPath
 
-from specllama.llama.kernel_build import FLAGS, NATIVE, Unusable, compiler_of, run_compilers
+from specllama.llama.kernel_build import FLAGS, NATIVE, Unusable, compiler_of, folder_for, run_compilers
 
 PACKAGE, TESTED = "llama-cpp-python", "0.3.36"  # the version that is supported
 VARIABLE = "SPECLLAMA_LLAMA_CPP_SOURCE"
@@ -59,18 +58,13 @@ def compile_object(
 ) -> None:
     """Compile the object into the file `to`, which is written whole or not at all. Raises Unusable."""
     compiler = compiler_of(environ)
-    try:
-        to.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".compiling-", dir=to.parent) as directory:
-            work = Path(directory)
-            source = _source(work, environ, report)
-            report(COMPILING, 0.0)
-            _compile(compiler, source, work).replace(to)
-    except OSError as error:
-        raise Unusable(f"{to.parent}: {error.strerror or error}") from None
+    with folder_for(to, OBJECT.name) as work:
+        source = _source(work, environ, report)
+        report(COMPILING, 0.0)
+        _compile(compiler, source, work)
 
 
-def _compile(compiler: list[str], source: Path, work: Path) -> Path:
+def _compile(compiler: list[str], source: Path, work: Path) -> None:
     mtmd, own = source / "tools" / "mtmd", NATIVE / "vision"
     folders = [f"-I{folder}" for folder in (source / "include", source / "ggml" / "include", mtmd)]
     options = [*_OPTIONS, *folders, f'-DSPECLLAMA_SOURCES="{key()}"', "-include", str(own / "throws.h")]
@@ -86,9 +80,6 @@ def _compile(compiler: list[str], source: Path, work: Path) -> Path:
     run_compilers(
         [[*compiler, "-shared", *undefined, "-o", OBJECT.name, *(f"{name}.o" for name in _UNITS)]], work
     )
-    if not (work / OBJECT.name).exists():
-        raise Unusable(f"{compiler[0]} has compiled nothing")
-    return work / OBJECT.name
 
 
 # llama.cpp's source.

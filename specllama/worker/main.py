@@ -21,6 +21,7 @@ from specllama.client import protocol
 from specllama.client.tune_messages import Heartbeat, Loading, Serve, Trim
 from specllama.clock import running_time
 from specllama.errors import EngineError, SpecllamaError, UsageError
+from specllama.llama.kernel_build import compiles
 from specllama.processor_time import kill_descendants, of_tree, wait_while_working
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ class _Pipes:
                 while data:
                     data = data[self._out.write(data) or 0 :]
             except OSError:
-                os._exit(0)  # the front is gone
+                _end()  # the front is gone
 
     def read(self) -> None:
         # Not sys.stdin: the interpreter takes its lock on exit.
@@ -84,11 +85,16 @@ class _Pipes:
                     refusal = UsageError(f"the request cannot be read: {error}")
                     self.send(protocol.Failed(refusal.to_dict(), protocol.request_id(line)))
         self.inbox.put(None)
-        if self.core is None:
-            kill_descendants()  # compilers of the kernels
-        elif self.core.loaded is not None:
+        if self.core is not None and self.core.loaded is not None:
             wait_while_working(self.stored.wait, of_tree(os.getpid()), _STORE_SECONDS)
-        os._exit(0)
+        _end()
+
+
+def _end() -> None:
+    """End this process, and before it the compilers that it runs, whose files the main thread removes."""
+    while not compiles.acquire(timeout=0.1):
+        kill_descendants()
+    os._exit(0)
 
 
 def main() -> None:

@@ -166,6 +166,8 @@ def test_the_first_page_is_about_the_kernels_in_use(kernels: str) -> None:
     rows = _verdict({"machine": computer, "engine": {"kernels": kernels}, "exactness": measured})
     (texts,) = [text for label, text in rows if label == "texts"]
     assert texts.startswith("exact: ")
+    rows = _verdict({"machine": computer, "engine": {"kernels": ""}, "exactness": measured[1:]})
+    assert dict(rows)["texts"].startswith("not measured yet"), "without kernels others' figures say nothing"
 
 
 def test_the_acceptance_from_which_copies_pay_is_that_of_the_stored_times() -> None:

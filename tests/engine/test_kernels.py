@@ -222,7 +222,8 @@ def test_another_ggml_keeps_them_out(monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = kernels.load(ggml, {})
     assert loaded.level == ""
     assert loaded.reason.startswith("they are for ggml 0.0.1, this is ")
-    with pytest.raises(EngineError, match=r"kernels cannot be used: they are for ggml 0\.0\.1"):
+    words = r"SPECLLAMA_KERNELS is on, and specllama's kernels cannot be used: they are for ggml 0\.0\.1"
+    with pytest.raises(EngineError, match=words):
         kernels.load(ggml, {kernels.VARIABLE: "on"})
 
 
@@ -292,7 +293,7 @@ def test_compiling_them_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     sent: list[protocol.Message] = []
     main.compile_kernels(sent.append)
     assert sent == [Loading("kernels", 0.0)]
-    assert kernels.load(ggml).reason == f"{compiler} does not compile them: error: no space"
+    assert kernels.load(ggml).reason == f"CXX={compiler} does not compile them: error: no space"
     assert not list((tmp_path / "cache" / "kernels").iterdir())
     monkeypatch.setenv(kernels.VARIABLE, "off")
     assert not kernels.must_compile()

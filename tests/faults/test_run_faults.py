@@ -481,6 +481,13 @@ class TestLlamaCpp:
         result = command("run", "-p", "zip", env=self.path(command.home))
         assert_error(result, 9, "cannot be loaded", " llama-cpp-python==")
 
+    def test_a_folder_without_llama_cpp_is_named(self, command: Command) -> None:
+        own = self.path(command.home)  # a process of its own
+        result = command("run", "-p", "zip", env=own | {"LLAMA_CPP_LIB_PATH": "/nowhere"})
+        assert_error(result, 9, "in /nowhere, which LLAMA_CPP_LIB_PATH names", "unset LLAMA_CPP_LIB_PATH")
+        unset = own | {"LLAMA_CPP_LIB_PATH": ""}
+        assert command("run", "-m", "pydoc", "-p", "zip", "-n", "1", env=unset).code == 0
+
     def test_help_works_without_it(self, command: Command) -> None:
         (command.home / "llama_cpp").mkdir()
         (command.home / "llama_cpp" / "__init__.py").write_text("raise ImportError('no')\n")

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import platform
+import signal
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
 import pytest
 
 from tests.support.command import Command
+from tests.support.paths import ROOT
 
 MODULES = (
     "scripts.bench.capacity", "scripts.bench.conversations", "scripts.bench.experts",
@@ -43,6 +47,71 @@ def test_help_is_the_docstring_and_every_option() -> None:
     assert done.returncode == 0
     assert "usage: python -m scripts.bench.make_pair" in done.stdout
     assert "options:" in done.stdout
+    assert "q4_0_pure" in done.stdout
+    assert "(at least 3)" in done.stdout
+
+
+def test_what_kernels_and_pairs_cannot_be_measured_with_is_one_line(tmp_path: Path) -> None:
+    """Before anything is measured."""
+    for module, given, said in (
+        ("kernels", ("--json", tmp_path / "none" / "x.json"), "is not a file that can be written"),
+        ("kernels", ("--products", tmp_path), "is not a file that can be written"),
+        ("kernels", ("--rows", "-1"), "-1 is less than 1"),
+        ("kernels", ("--rows", "1-100000000"), "100000000 is more than 1048576"),
+        ("kernels", ("--rows", "8-2"), "8-2: 2 is less than 8"),
+        ("kernels", ("--rows", "1000000"), "GB are available: name fewer --rows"),
+        ("kernels", ("--mib", "100000000"), "GB are available"),
+        ("kernels", ("--experts", "100000"), "GB are available"),
+        ("kernels", ("-t", "100000"), "cores of this machine"),
+        ("kernels", ("--best", "nan"), "'nan' is not a number of seconds"),
+        ("kernels", ("--used", "2"), "--used needs --experts"),
+        ("kernels", ("--types", "Q9"), "'q9' is none of f16, "),
+        ("make_pair", ("--out", tmp_path, "--used", "2"), "--used needs --experts"),
+        ("make_pair", ("--out", tmp_path, "--target-params", "1"), "too few for an extra block"),
+    ):
+        done = run(f"scripts.bench.{module}", *given)
+        assert (done.returncode, done.stdout) == (2, ""), given
+        assert done.stderr.startswith(f"python -m scripts.bench.{module}: "), done.stderr
+        assert said in done.stderr, done.stderr
+        assert done.stderr.count("\n") == 1, done.stderr
+
+
+def test_ctrl_c_is_no_traceback_while_a_script_is_imported() -> None:
+    done = Command(Path(HOME.name)).python("-c", "import scripts; raise KeyboardInterrupt")
+    assert done.returncode != 0
+    assert done.stderr == ""
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="what measures the limits is for x86-64")
+def test_ctrl_c_keeps_what_has_been_measured_of_the_kernels(tmp_path: Path) -> None:
+    figures = tmp_path / "figures.json"
+    given = [
+        "--types",
+        "Q8_0,q4_0",
+        "--rows",
+        "1",
+        "--runs",
+        "1",
+        "--mib",
+        "1",
+        "--best",
+        "2",
+        "--json",
+        figures,
+    ]
+    command = [sys.executable, "-m", "scripts.bench.kernels", *map(str, given)]
+    with subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as run_:
+        assert run_.stdout is not None
+        assert run_.stderr is not None
+        while not run_.stdout.readline().startswith("| Q8_0"):
+            assert run_.poll() is None, run_.stderr.read()
+        run_.send_signal(signal.SIGINT)
+        printed, said = run_.communicate(timeout=60)
+    assert (run_.returncode, said) == (130, "")
+    assert printed.rstrip().endswith("of 8-bit integers")
+    assert [one["type"] for one in json.loads(figures.read_text())] == ["q8_0"]
 
 
 def test_the_page_and_the_types_of_options_are_up_to_date() -> None:

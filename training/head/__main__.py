@@ -29,7 +29,7 @@ def main() -> None:
     p.add_argument("--minutes", type=float, default=60.0, metavar="M", help="length of the training")
     p.add_argument("--processes", type=cli.whole(1), default=2, metavar="N", help="processes")
     p.add_argument("--rank", type=cli.whole(0), metavar="I", help="start the one process I of them here")
-    p.add_argument("--threads", type=cli.whole(1), default=1, metavar="N", help="threads of a process")
+    p.add_argument("--threads", type=cli.threads, default=1, metavar="N", help="threads of a process")
     p.add_argument("--port", type=cli.whole(1), default=29531, metavar="N", help="for the processes")
     p.add_argument("--rows", type=cli.whole(1), default=800, metavar="N", help="of a batch and process")
     p.add_argument("--steps", type=cli.whole(1), default=3, metavar="N", help="unrolled draft steps")

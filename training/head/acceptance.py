@@ -133,7 +133,7 @@ def main() -> None:
     p.add_argument("--model", type=Path, required=True, metavar="GGUF", help="the target")
     p.add_argument("--head", type=Path, required=True, metavar="GGUF", help="of `train`")
     p.add_argument("--texts", type=Path, required=True, metavar="DIR", help="of `write --held-out`")
-    p.add_argument("--threads", type=cli.whole(1), default=2, metavar="N", help="threads of the head")
+    p.add_argument("--threads", type=cli.threads, default=2, metavar="N", help="threads of the head")
     a = p.parse_args()
     start_llama()
     found: dict[str, list[tuple[NDArray[np.int64], int]]] = defaultdict(list)

@@ -160,7 +160,7 @@ def main() -> None:
     p.add_argument("--sequences", type=cli.whole(1), default=32, metavar="N", help="written at once")
     p.add_argument("--max-new", type=cli.whole(2), default=224, metavar="N", help="tokens of an answer")
     p.add_argument("--ctx", type=cli.whole(64), default=768, metavar="N", help="tokens of a sequence")
-    p.add_argument("--threads", type=cli.whole(1), default=1, metavar="N", help="threads of the target")
+    p.add_argument("--threads", type=cli.threads, default=1, metavar="N", help="threads of the target")
     p.add_argument("--minutes", type=cli.whole(1), default=60, metavar="M", help="when to end")
     p.add_argument("--pause", type=Path, metavar="FILE", help="rest while this file exists")
     a = p.parse_args()

@@ -9,7 +9,8 @@ columns where llama.cpp has such a layout) and multiplied through ggml. Two proc
 kernels and without, are measured in turn. Of their medians: a single row as a share of the memory's
 bandwidth, 16 rows as a share of the peak of multiply-add instructions (of 8-bit integers; of 32-bit floats
 for F16 and BF16), both measured in the same run with as many threads; and times relative to llama.cpp's own,
-with their geometric mean. Run nothing else on the machine.
+with their geometric mean. Run nothing else on the machine. Needs a C++ compiler (CXX, or one on the path).
+Ctrl-C ends it with what has been measured.
 
 --experts 32: matrices of 32 experts of 1024 x 768 weights, of which each row is multiplied by --used, chosen
 at random (MUL_MAT_ID). The shares count the weights that are used.
@@ -19,7 +20,8 @@ shortest time counts. With -t 1, of which processor time is measured, and few Mi
 times on a machine that is busy otherwise; the shares mean little there.
 
 --level avx2, avxvnni or avx512: the kernels as on an older processor. The llama.cpp that they are compared
-with has to be compiled for it as well, and LLAMA_CPP_LIB_PATH to name its folder.
+with has to be compiled for it as well, and LLAMA_CPP_LIB_PATH to name its folder; without, it is the one that
+is installed, for this processor.
 
 --products writes products of random rows as this process computes them, by type and number of rows, and
 measures nothing.
@@ -32,6 +34,7 @@ import contextlib
 import ctypes
 import json
 import os
+import platform
 import statistics
 import subprocess
 import sys
@@ -45,8 +48,9 @@ from numpy.typing import NDArray
 
 from scripts import cli
 from specllama.errors import EngineError
-from specllama.llama.kernel_build import LEVELS
+from specllama.llama.kernel_build import OF_MACHINE, Unusable, compiler_of, run_compilers
 from specllama.llama.kernels import VARIABLE
+from specllama.models.memory.available import available_memory
 
 TYPES = {  # ggml_type, and bits per weight
     "f16": (1, 16.0), "bf16": (30, 16.0), "q8_0": (8, 8.5), "q6_k": (14, 6.5625), "q5_k": (13, 5.5),
@@ -77,7 +81,7 @@ class Ggml:
         try:
             from specllama.llama.library import ggml
         except EngineError as error:
-            raise cli.BadInput(str(error)) from None
+            raise cli.BadInput(str(error).removesuffix(f"\nunset {VARIABLE}")) from None
 
         self._library = ggml
 
@@ -104,18 +108,39 @@ class Ggml:
         return bool(self.call("ggml_backend_dev_supports_op", ctypes.c_bool, POINTER(device), POINTER(node)))
 
 
-class Matrices:
-    """Random matrices of one type, which together have about `mib` MiB, ready to be multiplied. experts: how
-    many each has, and how many of them a row is multiplied by; (0, 0) without experts.
+class Sizes:
+    """Of the matrices of one type. experts: how many each has, and how many of them a row is multiplied by;
+    (0, 0) without experts. n: matrices, which together have about `mib` MiB.
     """
 
-    def __init__(self, ggml: Ggml, kind: str, mib: int, experts: tuple[int, int], small: bool) -> None:
-        self.ggml, (self.number, bits) = ggml, TYPES[kind]
+    def __init__(self, kind: str, mib: int, experts: tuple[int, int], small: bool) -> None:
+        self.number, bits = TYPES[kind]
         self.n_experts, self.n_used = experts
         self.columns, self.length = EXPERT_SHAPE if self.n_experts else SMALL_SHAPE if small else SHAPE
-        self.bytes_each = int(max(1, self.n_experts) * self.columns * self.length * bits / 8)
+        self.values = max(1, self.n_experts) * self.columns * self.length
+        self.bytes_each = int(self.values * bits / 8)
         self.n = max(1, round(mib * 2**20 / self.bytes_each))
+
+    def room(self, n_rows: int, n_times: int) -> int:
+        """Bytes for the rows, the products and ggml's work, which takes new memory each of so many times."""
+        products = 4 * self.n * self.columns * n_rows * max(1, self.n_used)
+        work = n_rows * (4 * self.length + 8 * self.n_experts * self.n_used) + 256 * self.n_experts
+        return products + 4 * n_rows * (self.length + self.n * self.n_used) + n_times * work + 4096 * self.n
+
+    def memory(self, n_rows: int, n_times: int) -> int:
+        """Bytes that two processes take at most, of which one multiplies, with the measuring of limits."""
+        making = 12 * (self.values + n_rows * self.length) + 2 * self.bytes_each
+        return 3 * self.n * self.bytes_each + making + self.room(n_rows, n_times)
+
+
+class Matrices(Sizes):
+    """Random matrices of these sizes, ready to be multiplied."""
+
+    def __init__(self, ggml: Ggml, kind: str, mib: int, experts: tuple[int, int], small: bool) -> None:
+        super().__init__(kind, mib, experts, small)
+        self.ggml = ggml
         self._rooms: list[int] = []
+        self._buffers: list[int] = []
         data = self._random()
         self.matrices = [self._stored(data) for _ in range(self.n)]
 
@@ -130,6 +155,8 @@ class Matrices:
     def close(self) -> None:
         for room in self._rooms:
             self.ggml.call("ggml_free", None, POINTER(room))
+        for buffer in self._buffers:
+            self.ggml.call("ggml_backend_buffer_free", None, POINTER(buffer))
 
     def _room(self, size: int, no_alloc: bool = False) -> int:
         room: int = self.ggml.call("ggml_init", POINTER, Room(size, None, no_alloc))
@@ -171,9 +198,10 @@ class Matrices:
         for buffer_type in self.ggml.group_buffers():
             room = self._room(1 << 16, no_alloc=True)
             tensor = self._new(room, self.number, *shape)
-            self.ggml.call(
+            buffer = self.ggml.call(
                 "ggml_backend_alloc_ctx_tensors_from_buft", POINTER, POINTER(room), POINTER(buffer_type)
             )
+            self._buffers.append(buffer)
             if ctypes.c_void_p.from_address(tensor + EXTRA).value and self._is_multiplied(room, tensor):
                 size = (ctypes.c_size_t(0), ctypes.c_size_t(len(data)))
                 self.ggml.call("ggml_backend_tensor_set", None, POINTER(tensor), ctypes.c_char_p(data), *size)
@@ -197,7 +225,7 @@ class Matrices:
 
     def product(self, rows: NDArray[np.float32], n_threads: int) -> NDArray[np.float32]:
         """rows: (n, length), times the first matrix: (n, columns)."""
-        room, call = self._room(rows.nbytes + 4 * len(rows) * self.columns + (64 << 20)), self.ggml.call
+        room, call = self._room(self.room(len(rows), 1) + (64 << 20)), self.ggml.call
         node = call(
             "ggml_mul_mat", POINTER, *map(POINTER, (room, self.matrices[0], self._put(room, 0, rows)))
         )
@@ -212,12 +240,12 @@ class Matrices:
         """Seconds for the product of every matrix with `n_rows` rows: the shortest of those in `best_of`
         seconds, or the median of two if that is 0.
         """
-        n_results = self.n * self.columns * n_rows * max(1, self.n_used)
-        room = self._room(n_results * 4 + n_rows * self.length * 4 + (256 << 20))
+        room = self._room(self.room(n_rows, MOST_TIMES if best_of else 3) + (64 << 20))
         values = np.random.default_rng(n_rows).normal(size=(n_rows, self.length)).astype(np.float32)
         rows = self._put(room, 0, values[:, None] if self.n_experts else values)
         call = self.ggml.call
-        graph = call("ggml_new_graph", POINTER, POINTER(room))
+        n_tensors = ctypes.c_size_t(3 * self.n + 1)
+        graph = call("ggml_new_graph_custom", POINTER, POINTER(room), n_tensors, ctypes.c_bool(False))
         for at, matrix in enumerate(self.matrices):
             factors = [POINTER(room), POINTER(matrix), POINTER(rows)]
             if self.n_experts:
@@ -236,8 +264,11 @@ class Matrices:
 
 
 def serve(n_threads: int, mib: int, experts: tuple[int, int], best_of: float) -> None:
-    """A child process: reads "type rows" lines, answers each with a line of seconds and two sizes."""
+    """A child process: says that it is ready, reads "type rows" lines, answers each with a line of seconds
+    and two sizes.
+    """
     ggml = Ggml()
+    print("ready", flush=True)
     kind, matrices = "", None
     for line in sys.stdin:
         wanted, n_rows = line.split()
@@ -266,47 +297,40 @@ def write_products(kinds: list[str], args: argparse.Namespace) -> None:
 
 
 class Child:
-    """A process that multiplies, with specllama's kernels or without."""
+    """A process that multiplies, with specllama's kernels or without. Raises BadInput if it cannot."""
 
-    def __init__(self, kernels: str, args: argparse.Namespace) -> None:
-        line = [sys.executable, "-m", "scripts.bench.kernels", "--child", "-t", str(args.threads)]
+    def __init__(self, kernels: str) -> None:
         self._process = subprocess.Popen(
-            [
-                *line,
-                "--mib",
-                str(args.mib),
-                "--experts",
-                str(args.experts),
-                "--used",
-                str(args.used),
-                "--best",
-                str(args.best),
-            ],
+            [sys.executable, "-m", "scripts.bench.kernels", *sys.argv[1:], "--child"],
             env=os.environ | {VARIABLE: kernels},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
+        self._answer()
+
+    def _answer(self) -> str:
+        assert self._process.stdout is not None
+        if answer := self._process.stdout.readline():
+            return answer
+        ended = self._process.wait()
+        why = f"by signal {-ended}" if ended < 0 else "its reason is above"
+        raise cli.BadInput(f"a process that multiplies has ended ({why})")
 
     def seconds(self, kind: str, n_rows: int) -> tuple[float, int, int]:
         """(seconds, bytes of weights that are read, and that are multiplied). Raises BadInput if the process
         has ended.
         """
         assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        try:
+        with contextlib.suppress(BrokenPipeError):  # it has ended, which is its answer
             self._process.stdin.write(f"{kind} {n_rows}\n")
             self._process.stdin.flush()
-            seconds, read, multiplied = self._process.stdout.readline().split()
-        except (OSError, ValueError):
-            raise cli.BadInput("a process that multiplies has ended (its reason is above)") from None
+        seconds, read, multiplied = self._answer().split()
         return float(seconds), int(read), int(multiplied)
 
     def close(self) -> None:
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it has ended
-            self._process.stdin.close()
-        self._process.wait(timeout=60)
+        self._process.kill()
+        self._process.wait()
 
 
 class Limits:
@@ -315,14 +339,14 @@ class Limits:
     def __init__(self, n_threads: int, mib: int) -> None:
         self._n_threads, self._data = n_threads, np.ones(mib << 20, np.uint8)
         with tempfile.TemporaryDirectory() as directory:
-            path = Path(directory) / "limits.so"
-            source = Path(__file__).with_name("limits.cpp")
+            source = str(Path(__file__).with_name("limits.cpp"))
             options = ["-std=c++17", "-O3", "-march=native", "-shared", "-fPIC", "-pthread"]
             try:
-                subprocess.run([os.environ.get("CXX", "g++"), *options, source, "-o", path], check=True)
-            except (OSError, subprocess.CalledProcessError) as error:
-                raise cli.BadInput(f"the measuring of limits cannot be compiled: {error}") from None
-            self._library = ctypes.CDLL(str(path))
+                command = [*compiler_of(os.environ), *options, source, "-o", "limits.so"]
+                run_compilers([command], Path(directory))
+            except Unusable as error:
+                raise cli.BadInput(f"what measures the machine's limits: {error}") from None
+            self._library = ctypes.CDLL(f"{directory}/limits.so")
         for name in ("read_bandwidth", "int8_peak", "float_peak"):
             getattr(self._library, name).restype = ctypes.c_double
 
@@ -368,41 +392,77 @@ def measured(kind: str, args: argparse.Namespace, limits: Limits, children: dict
     }
 
 
+def check_memory(kinds: list[str], args: argparse.Namespace) -> None:
+    """Raises BadInput if what is asked for needs more memory than there is."""
+    experts = (args.experts, args.used if args.experts else 0)
+    most = max(
+        Sizes(kind, args.mib, experts, args.best > 0).memory(max(args.rows), MOST_TIMES if args.best else 3)
+        for kind in kinds
+    )
+    if most > (available := available_memory()):
+        raise cli.BadInput(
+            f"this can take {most / 1e9:.1f} GB of memory, and {available / 1e9:.1f} GB are available: name "
+            "fewer --rows, MiB of weights (--mib) or --experts"
+        )
+
+
+def finish(found: list[Any], args: argparse.Namespace) -> None:
+    """Print what the machine can do at most, and write the figures of the types that have been measured."""
+    limits = [f"{statistics.median(x['bandwidth'] for x in found) / 1e9:.1f} GB/s"]
+    for name, of_floats in (("8-bit integers", False), ("32-bit floats", True)):
+        if some := [x["peak"] for x in found if (x["type"] in FLOATS) == of_floats]:
+            limits.append(f"{statistics.median(some) / 1e9:.0f} Gop/s of {name}")
+    print(f"\n{args.threads} threads: {'; '.join(limits)}")
+    if args.level != "on" and not os.environ.get("LLAMA_CPP_LIB_PATH"):
+        print(f"The kernels are those for {args.level}, llama.cpp is that of this installation.")
+    if args.json:
+        args.json.write_text(json.dumps(found, indent=1) + "\n")
+
+
 def main() -> None:
     p = cli.parser(__doc__)
-    p.add_argument("--types", default=",".join(TYPES), help="comma-separated")
-    p.add_argument("--rows", type=cli.whole_list(1), default=[1, 2, 4, 8, 16, 64, 512])
-    p.add_argument("-t", "--threads", type=cli.whole(1))
+    p.add_argument("--types", type=str.lower, default=",".join(TYPES), help="comma-separated")
+    p.add_argument("--rows", type=cli.whole_list(1, 1 << 20), default=[1, 2, 4, 8, 16, 64, 512])
+    p.add_argument("-t", "--threads", type=cli.threads)
     p.add_argument("--runs", type=cli.whole(1), default=5, help="of both processes for each number of rows")
-    p.add_argument("--mib", type=cli.whole(1), default=256, help="MiB of weights")
-    p.add_argument("--experts", type=cli.whole(0), default=0, help="of a matrix; 0: matrices without experts")
-    p.add_argument("--used", type=cli.whole(1), default=4, help="experts that a row is multiplied by")
-    p.add_argument("--best", type=float, default=0.0, metavar="SECONDS", help="the shortest of many times")
-    p.add_argument("--json", type=Path, help="write all figures to this file")
-    p.add_argument("--level", default="on", choices=["on", *LEVELS], help="of the kernels; on: the best")
-    p.add_argument("--products", type=Path, metavar="FILE", help="write products, measure nothing")
+    p.add_argument("--mib", type=cli.whole(1, 1 << 30), default=256, help="MiB of weights")
+    p.add_argument(
+        "--experts", type=cli.whole(0, 1 << 20), default=0, help="of a matrix; 0: matrices without experts"
+    )
+    p.add_argument("--used", type=cli.whole(1), help="experts that a row is multiplied by, 4 by default")
+    p.add_argument(
+        "--best", type=cli.seconds, default=0.0, metavar="SECONDS", help="the shortest of many times"
+    )
+    p.add_argument("--json", type=cli.output, metavar="FILE", help="write all figures to this file")
+    levels = OF_MACHINE.get(platform.machine(), ())
+    p.add_argument("--level", default="on", choices=["on", *levels], help="of the kernels; on: the best")
+    p.add_argument("--products", type=cli.output, metavar="FILE", help="write products, measure nothing")
     p.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     args = p.parse_args()
+    if args.used and not args.experts:
+        raise cli.BadInput("--used needs --experts")
+    args.used = args.used or 4
     if args.experts and args.used > args.experts:
         raise cli.BadInput(f"--used {args.used} is more than --experts {args.experts}")
-    if args.products and args.experts:
-        raise cli.BadInput("--products writes products without --experts")
+    if args.products and (args.experts or args.json or args.level != "on"):
+        raise cli.BadInput("--products goes without --experts, --json and --level")
     if args.child:
         serve(args.threads, args.mib, (args.experts, args.used if args.experts else 0), args.best)
         return
     kinds = args.types.split(",")
     if unknown := [kind for kind in kinds if kind not in TYPES]:
         raise cli.BadInput(f"{unknown[0]!r} is none of {', '.join(TYPES)}")
+    check_memory(kinds, args)
     if args.products:
         write_products(kinds, args)
         return
-    limits = Limits(args.threads, args.mib)
-    children = {"on": Child(args.level, args), "off": Child("off", args)}
-    found = []
+    limits, children, found = Limits(args.threads, args.mib), dict[str, Child](), list[Any]()
     rows = [*map(str, args.rows), "mean"]
-    print("| type | one row, of bandwidth | 16 rows, of peak |", *(f" {name} |" for name in rows), sep="")
-    print("|---|---|---|", *("---|" for _ in rows), sep="")
     try:
+        children["on"] = Child(args.level)
+        children["off"] = Child("off")
+        print("| type | one row, of bandwidth | 16 rows, of peak |", *(f" {name} |" for name in rows), sep="")
+        print("|---|---|---|", *("---|" for _ in rows), sep="")
         for kind in kinds:
             one = measured(kind, args, limits, children)
             found.append(one)
@@ -415,18 +475,9 @@ def main() -> None:
     finally:
         for child in children.values():
             child.close()
-    bandwidth, peaks = (
-        statistics.median(x["bandwidth"] for x in found),
-        [(x["type"], x["peak"]) for x in found],
-    )
-    print(f"\n{args.threads} threads: {bandwidth / 1e9:.1f} GB/s;", end="")
-    for name, of_floats in (("8-bit integers", False), ("32-bit floats", True)):
-        if some := [peak for kind, peak in peaks if (kind in FLOATS) == of_floats]:
-            print(f" {statistics.median(some) / 1e9:.0f} Gop/s of {name};", end="")
-    print()
-    if args.json:
-        args.json.write_text(json.dumps(found, indent=1) + "\n")
+        if found:  # also where a process has ended, or Ctrl-C
+            finish(found, args)
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    cli.run(main, OSError)

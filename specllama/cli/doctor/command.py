@@ -116,9 +116,10 @@ def _verdict(report: Mapping[str, Any]) -> Rows:
         yield "GPU", f"present ({machine['gpus'][0]['backend']}) and not used; {processor}"
     else:
         yield "GPU", f"none found; {processor}"
-    now = (report["engine"].get("kernels") or "").removesuffix("+amx")  # AMX changes no result
-    own = [one for one in report["exactness"] if one["kernels"] in (None, now)]
-    measured = list(_newest(own or report["exactness"]))[:_MODELS]
+    now = report["engine"].get("kernels")  # None where the engine does not start
+    own = (None, (now or "").removesuffix("+amx"))  # AMX changes no result
+    shown = [one for one in report["exactness"] if now is None or one["kernels"] in own]
+    measured = list(_newest(shown))[:_MODELS]
     yield from _said("texts", [(_model(one), exactness_verdict(one)) for one in measured])
     yield from _said("drafting", [(_model(one), pays_verdict(one["pays_from"])) for one in measured])
     if not measured:

@@ -119,8 +119,8 @@ def _installed() -> str | None:
 
 
 _WITHOUT_KERNELS = (
-    "text with drafts may differ from text without them where tokens are almost equally likely, and small "
-    "batches are slower"
+    "small batches are slower, and beyond what was measured text with drafts may differ from text without "
+    "them where tokens are almost equally likely"
 )
 START_SECONDS = 600.0  # of work, for an engine process to start: it may have to compile
 IDLE_SECONDS = 60.0  # for which it may stand still meanwhile
@@ -133,7 +133,7 @@ def engine(problems: list[Problem]) -> JsonObject:
         with _time_limit(client):
             build = client.inspect()
         if not build.kernels:
-            what = f"specllama's kernels are not used, {build.kernels_reason}: {_WITHOUT_KERNELS}"
+            what = f"specllama's kernels are not used ({build.kernels_reason}): {_WITHOUT_KERNELS}"
             problems.append(Problem(what, "docs/exactness.md says what the kernels need"))
         return {"ok": True, "start_seconds": round(running_time() - started, 3), **asdict(build)}
     return {"ok": False, "error": messages[0]}
