@@ -219,13 +219,13 @@ class AttachedImage:
 
 
 def attached(path: str) -> AttachedImage:
-    """The image in a file, not decoded yet. Raises UsageError for a file that cannot be read."""
+    """The image in a file, not decoded yet. Raises NotFoundError, UsageError."""
     return AttachedImage(Path(path).name, read_image_file(path))
 
 
 def given_images(values: Mapping[str, Any]) -> list[AttachedImage]:
     """The images of all --image, each a file, or several with commas between them, as llama.cpp reads them.
-    Raises UsageError, ResourceError.
+    Raises NotFoundError, UsageError, ResourceError.
     """
     given = values.get("image", ())
     if given and (values.get("mmproj") == "none" or (values.get("no_mmproj") and "mmproj" not in values)):
