@@ -35,7 +35,7 @@ from specllama.gguf.header import read_model
 from specllama.heads.check import check_model
 from specllama.json_types import JsonObject
 from specllama.models import manifest
-from specllama.models.demo import DemoStore
+from specllama.models.demo import DemoStore, called
 from specllama.models.hub.env import DEFAULT_ENDPOINT, hub_cache, hub_endpoint, is_offline, token_source
 from specllama.models.memory.available import UNKNOWN, available_memory, gpus_present, physical_cores
 from specllama.models.memory.plan import PlanSettings, plan_memory
@@ -498,7 +498,7 @@ def _pair(one: object) -> JsonObject:
     models = (part(dict, one, "learnt", "priced") or {}).values()
     steps = (point for model in models for point in _points(part(dict, model, "steps")))
     return {
-        "draft": f"{name} {quant}" if name else None,
+        "draft": f"{called(str(name), str(quant))} {quant}" if name else None,
         "drafters": [str(x) for x in part(list, one, "pair", "drafters") or ()],
         "step": next((number(point[1]) for point in steps if point[0] == 1), None),
         "tokens": tokens,

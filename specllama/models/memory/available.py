@@ -67,7 +67,7 @@ def physical_cores(root: Path = Path("/")) -> int:
 
 
 def machine_key() -> list[str | int]:
-    """This machine, in keys of stored figures; the empty text was platform.processor(), which starts a process."""
+    """This machine, in keys of stored figures. platform.processor(), once in it, starts a process."""
     return [platform.machine(), "", physical_cores()]
 
 
