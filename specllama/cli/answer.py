@@ -30,6 +30,8 @@ from specllama.client.model_info import LoadInfo
 from specllama.client.protocol import Image
 from specllama.client.stream import GenerationResult
 from specllama.config.load import LoadSettings
+from specllama.config.places import NOWHERE
+from specllama.config.store import cache_dir, writing_problem
 from specllama.config.text_file import expanded
 from specllama.core.repetition import EVERY, NOTICED, repeats
 from specllama.errors import ResourceError, SpecllamaError, UsageError, option
@@ -133,6 +135,8 @@ def load(
     verbose = values.get("verbose", False) or "log_file" in values
     with Progress(delay=1.0) as progress:
         info = client.load(settings, progress.loading, verbose, **more)
+    if settings.calibrate and (path := cache_dir()) != NOWHERE and (problem := writing_problem(path)):
+        console.note(f"note: nothing is remembered between runs: {path} {problem}")
     if line is not None:
         console.note(line(info))
     for note in info.notes if info.template_works or not (chats and info.template) else ():

@@ -11,7 +11,6 @@ import os
 import platform
 import stat
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -291,7 +290,7 @@ class Probe:
 def hub(environ: Mapping[str, str], probe: Probe, problems: list[Problem]) -> JsonObject:
     """The cache (links not followed), free bytes there, the endpoint; "answers" is None when offline."""
     path, offline = hub_cache(environ), is_offline(environ)
-    if problem := writing_problem(path):
+    if problem := store.writing_problem(path):
         do = "make it writable, or set HF_HUB_CACHE to a directory that is"
         problems.append(Problem(f"models cannot be downloaded: {path} {problem}", do))
     probe.wait()
@@ -384,7 +383,7 @@ def cache(usable: Calibrations, problems: list[Problem]) -> JsonObject:
     and how many evaluated prompts are on disk.
     """
     path = store.cache_dir()
-    if problem := writing_problem(path):
+    if problem := store.writing_problem(path):
         what = f"nothing is remembered between runs: {path} {problem}"
         problems.append(Problem(what, "make it writable, or set SPECLLAMA_CACHE to a directory that is"))
     n_files = sum(file.suffix in (".json", ".broken") for file in _calibration_files())
@@ -534,21 +533,6 @@ def number(value: Any) -> float | None:
     """A stored number, None for anything else."""
     number = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e300
     return float(value) if number else None
-
-
-def writing_problem(path: Path) -> str:
-    """Why nothing can be written into a directory that may not exist yet; "" where it can."""
-    there = next((p for p in (path, *path.parents) if os.path.lexists(p)), path)
-    if not there.is_dir():
-        return "is not a directory" if there == path else f"cannot be made: {there} is not a directory"
-    if there != path:
-        return "" if os.access(there, os.W_OK | os.X_OK) else f"cannot be made: {there} is not writable"
-    try:
-        with tempfile.TemporaryFile(dir=path) as file:
-            file.write(b"x")
-    except OSError as error:
-        return f"cannot be written: {error.strerror or error}"
-    return ""
 
 
 def directory_size(path: Path) -> tuple[int, bool]:
