@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specllama.client.protocol import Image
-from specllama.errors import ResourceError, UsageError, quoted
+from specllama.errors import NotFoundError, ResourceError, UsageError, quoted
 from specllama.regular_file import open_regular
 
 if TYPE_CHECKING:
@@ -92,19 +92,20 @@ def load_image(data: bytes, where: str = "", scope: str = "") -> Image:
 
 
 def load_image_file(path: str | os.PathLike[str]) -> Image:
-    """As load_image, from a file. Raises UsageError also for one that cannot be read."""
+    """As load_image, from a file. Raises also what read_image_file does."""
     return load_image(read_image_file(path), quoted(os.fspath(path)))
 
 
 def read_image_file(path: str | os.PathLike[str]) -> bytes:
-    """The bytes of a file, as many as load_image takes, and one more of a larger one. Raises UsageError."""
+    """The bytes that load_image takes, and one more of a larger file. Raises NotFoundError, UsageError."""
     try:
         with open_regular(Path(path).expanduser()) as file:
             return file.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or "this is no path"
         problem = f"the image {quoted(os.fspath(path))} cannot be read: {why}"
-        raise UsageError(problem, "give the path of an image file") from None
+        kind = NotFoundError if isinstance(error, FileNotFoundError) else UsageError
+        raise kind(problem, "give the path of an image file") from None
 
 
 def load_image_text(text: str, where: str = "", scope: str = "") -> Image:

@@ -76,7 +76,7 @@ class ImageSource:
     is_path: bool
 
     def load(self) -> protocol.Image:
-        """Raises UsageError, ResourceError."""
+        """Raises NotFoundError, UsageError, ResourceError."""
         value = self.value
         if _is_of(value, "PIL.Image", "Image"):
             return load_pil(value, self.where)

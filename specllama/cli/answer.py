@@ -30,6 +30,8 @@ from specllama.client.model_info import LoadInfo
 from specllama.client.protocol import Image
 from specllama.client.stream import GenerationResult
 from specllama.config.load import LoadSettings
+from specllama.config.places import NOWHERE
+from specllama.config.store import cache_dir, writing_problem
 from specllama.config.text_file import expanded
 from specllama.core.repetition import EVERY, NOTICED, repeats
 from specllama.errors import ResourceError, SpecllamaError, UsageError, option
@@ -133,6 +135,8 @@ def load(
     verbose = values.get("verbose", False) or "log_file" in values
     with Progress(delay=1.0) as progress:
         info = client.load(settings, progress.loading, verbose, **more)
+    if settings.calibrate and (path := cache_dir()) != NOWHERE and (problem := writing_problem(path)):
+        console.note(f"note: nothing is remembered between runs: {path} {problem}")
     if line is not None:
         console.note(line(info))
     for note in info.notes if info.template_works or not (chats and info.template) else ():
@@ -219,13 +223,13 @@ class AttachedImage:
 
 
 def attached(path: str) -> AttachedImage:
-    """The image in a file, not decoded yet. Raises UsageError for a file that cannot be read."""
+    """The image in a file, not decoded yet. Raises NotFoundError, UsageError."""
     return AttachedImage(Path(path).name, read_image_file(path))
 
 
 def given_images(values: Mapping[str, Any]) -> list[AttachedImage]:
     """The images of all --image, each a file, or several with commas between them, as llama.cpp reads them.
-    Raises UsageError, ResourceError.
+    Raises NotFoundError, UsageError, ResourceError.
     """
     given = values.get("image", ())
     if given and (values.get("mmproj") == "none" or (values.get("no_mmproj") and "mmproj" not in values)):

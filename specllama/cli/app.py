@@ -142,9 +142,12 @@ def _understood(arguments: Sequence[str]) -> list[str]:
         return list(arguments)
     from specllama.cli.llama_cpp_flags import without_them
 
-    kept, dropped = without_them(arguments, entry.table())
-    if dropped and not {"-q", "--quiet"} & set(kept):
-        console.note(f"note: {', '.join(dict.fromkeys(dropped))} of llama.cpp: not needed here, left out")
+    kept, dropped, repeated = without_them(arguments, entry.table())
+    if not {"-q", "--quiet"} & set(kept):
+        if dropped:
+            console.note(f"note: {', '.join(dict.fromkeys(dropped))} of llama.cpp: not needed here, left out")
+        if repeated:
+            console.note(f"note: {', '.join(repeated)}: given several times, the last one counts")
     return kept
 
 

@@ -12,6 +12,7 @@ from specllama.cli.formatting import age, listing, wrapped
 from specllama.cli.options import mapped_errors
 from specllama.errors import NotFoundError, ResourceError
 from specllama.json_types import JsonObject
+from specllama.models.demo import called
 from specllama.models.quants import size
 from specllama.prefix_disk import directory as disk
 from specllama.prefix_disk.memory_store import listed_memories
@@ -106,7 +107,7 @@ def _named(name: str, kept: Mapping[str, JsonObject]) -> list[str]:
 def _about(one: disk.ListedFile, now: float) -> JsonObject:
     return {
         "id": one.id,
-        "model": one.model,
+        "model": called(one.model),
         "kind": one.kind,
         "tokens": one.n_tokens,
         "bytes": one.n_bytes,

@@ -51,11 +51,12 @@ def model_names(incomplete: str) -> list[str]:
 
 def _prompts(_incomplete: str) -> Iterator[str]:
     """Ids of prompts on disk, and the models that they are for."""
+    from specllama.models.demo import called
     from specllama.prefix_disk.directory import StateDirectory, default_directory, listed
 
     with contextlib.suppress(OSError):
         for state in listed(StateDirectory(default_directory())):
-            yield from filter(None, (state.id, state.model))
+            yield from filter(None, (state.id, called(state.model)))
 
 
 def _chats(_incomplete: str) -> Iterator[str]:

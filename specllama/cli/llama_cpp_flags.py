@@ -43,20 +43,23 @@ def _n_values(command: str, flag: str) -> int | None:
     return next((n for n, key in enumerate(("alone", "with_value")) if flag in _table()[key].split()), None)
 
 
-def without_them(arguments: Sequence[str], options: Iterable[Option]) -> tuple[list[str], list[str]]:
-    """(The arguments of a command without flags that have no effect, those flags). The first argument is the
-    command. A flag that stands without a value gets an empty one. Raises UsageError for flags that have a
-    substitute, for a flag whose words are missing, and for what Typer would take without a word: a second
-    model or draft, of which it reads the last, and an unknown short flag, as `-pps`, which is `-p ps` to it.
+def without_them(
+    arguments: Sequence[str], options: Iterable[Option]
+) -> tuple[list[str], list[str], list[str]]:
+    """(The arguments of a command without flags that have no effect, those flags, flags whose option is given
+    several times, of which Typer reads the last). The first argument is the command. A flag that stands
+    without a value gets an empty one. Raises UsageError for flags that have a substitute, for a flag whose
+    words are missing, for a second model or draft, and for an unknown short flag, as `-pps`, which is `-p ps`
+    to Typer.
     """
     by_flag = {flag: o for o in options for flag in o.flags}
-    kept, dropped, models = list[str](), list[str](), Counter[str]()
+    kept, dropped, times = list[str](), list[str](), Counter[str]()
     rest, command = list(arguments), arguments[0]
     while rest and rest[0] != "--":
         argument = rest.pop(0)
         flag = argument.partition("=")[0]
-        if (named := by_flag.get(flag)) is not None and named.name in ("model", "draft_model"):
-            models[named.flags[0]] += not named.many
+        if (named := by_flag.get(flag)) is not None:
+            times[named.flags[0]] += not named.many and named.kind is not bool
         if (option := by_flag.get(argument)) is not None:
             if option.bare and (not rest or rest[0].startswith("-")):
                 kept.append(f"{argument}=")
@@ -79,8 +82,8 @@ def without_them(arguments: Sequence[str], options: Iterable[Option]) -> tuple[l
             raise UsageError(f"no such option: {argument}", f"see specllama {command} --help")
         else:
             kept.append(argument)
-    for flag, n_given in models.items():
-        if n_given > 1:
+    for flag, n_given in times.items():
+        if n_given > 1 and by_flag[flag].name in ("model", "draft_model"):
             hint = "a command has one; a server loads others by name: specllama models add NAME FILE, or "
             raise UsageError(f"{flag} is given {n_given} times", f"{hint}--models-dir FOLDER")
-    return [*kept, *rest], dropped
+    return [*kept, *rest], dropped, [flag for flag, n_given in times.items() if n_given > 1]

@@ -20,6 +20,7 @@ from specllama.config.load import LoadSettings
 from specllama.config.options import OF_ONE_MODEL, OF_TEXTS
 from specllama.config.text_file import read_text
 from specllama.errors import ResourceError, UsageError
+from specllama.models.resolve import Library
 from specllama.server.settings import ServerSettings
 from specllama.text.prompt_parts import reasoning_variables
 from specllama.text.terminal import printable
@@ -157,11 +158,14 @@ def server_settings(
                 load, embedder = embedder, None
         admin = separated_keys(v.get("admin_key", []))
         of_any = {"draft_model"} if v.get("draft_model") in ("auto", "none") else set[str]()
+        others = None if load.pooling or OF_ONE_MODEL & v.keys() - of_any else load
+        if others is not None and prepare is prepared:
+            _ = Library(models_dir=v.get("models_dir", "")).own_files  # an error here is not a warning before
         return ServerSettings(
             load=prepare(load, v),
             embedder=None if embedder is None else prepare(embedder, v),
             embedder_called="" if embedder is None else embedder.target.path,
-            others=None if load.pooling or OF_ONE_MODEL & v.keys() - of_any else load,
+            others=others,
             names=_names(v.get("alias", [])),
             called=tuple(filter(None, [load.target.path])),
             keys=tuple(dict.fromkeys((*keys(v), *admin))),

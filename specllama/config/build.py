@@ -25,6 +25,7 @@ from specllama.drafters import wants_draft_model
 from specllama.errors import NotFoundError, SpecllamaError, UsageError, option, quoted
 from specllama.json_types import JsonObject
 from specllama.option import DRAFT, Option, OptionValues
+from specllama.wording import similar
 
 
 def load_settings(v: Mapping[str, Any], n_slots: int = 1, kept_seconds: float | None = None) -> LoadSettings:
@@ -246,8 +247,6 @@ def _known(options: Mapping[str, Any]) -> OptionValues:
 
 def _hint(name: str) -> str:
     """What an unknown argument is called here; else those that resemble it, or all."""
-    import difflib
-
     option = option_named(name)
     if option in PARAMETERS:
         return f"it is a sampling parameter: SamplingParams({option}=…)"
@@ -255,7 +254,7 @@ def _hint(name: str) -> str:
     if name in _OTHER_NAMES or called in (*OPTIONS, *NAMED):
         return f"it is called {_OTHER_NAMES.get(name, called)} here"
     names = [*NAMED, *OPTIONS]
-    if close := difflib.get_close_matches(str(name)[:100], names, n=3):
+    if close := similar(str(name), names):
         return f"did you mean {' or '.join(close)}?"
     return f"there are: {', '.join(sorted(names))}"
 

@@ -79,7 +79,7 @@ def _number_or(
     words: Mapping[str, int | None], python: str, what: str, hint: str = "", also: Sequence[str] = ()
 ) -> Form:
     """The form of a number from 0, or of a word that stands for a value. python: the type there. what: the
-    number is. hint: of errors. also: further texts for the words, in their order.
+    number is. hint: of errors with a text. also: further texts for the words, in their order.
     """
     *some, last = words
     expected = f"{', '.join([f'{what} from 0', *some])} or {last}"
@@ -88,7 +88,8 @@ def _number_or(
         if isinstance(given, str) and given in words:
             return words[given]
         if isinstance(given, bool) or not isinstance(given, int) or given < 0:
-            raise UsageError(f"must be {expected}, not {quoted(given)}", hint, option=name)
+            advice = "" if re.fullmatch("[-+.0-9]+", str(given)) else hint
+            raise UsageError(f"must be {expected}, not {quoted(given)}", advice, option=name)
         return given
 
     def read(text: str, name: str) -> int | None:

@@ -18,6 +18,7 @@ from specllama.config.options import LONG_FLAGS, STORED
 from specllama.config.toml_file import read_toml
 from specllama.errors import ConfigError, quoted
 from specllama.option import KINDS, Option, OptionValues, Scope
+from specllama.wording import similar
 
 MODEL, DRAFT = ("model", "hf_repo"), ("draft_model", "hf_repo_draft")  # the options that name one
 PROJECT_FILE = "specllama.toml"
@@ -221,9 +222,7 @@ def _checked(value: Any, entry: Option, where: str, many: bool, separated: bool)
 
 def _similar(name: str, prefix: str = "") -> str:
     """A hint for an unknown option. prefix: of the names of variables."""
-    import difflib
-
     close = [other for other, entry in STORED.items() if f"-{name}" in entry.flags]
-    close = close or difflib.get_close_matches(name[:100], [*STORED, *LONG_FLAGS], n=3)
+    close = close or similar(name, [*STORED, *LONG_FLAGS])
     names = [prefix + other.upper() if prefix else other for other in close]
     return f"did you mean {' or '.join(names)}?" if names else "specllama run --help names them all"

@@ -9,6 +9,7 @@ import json
 import os
 import secrets
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -115,6 +116,21 @@ _MAX_BYTES = 4 << 20  # of a file; specllama writes no larger ones
 def cache_dir() -> Path:
     """The cache directory: SPECLLAMA_CACHE, else the user's cache directory for specllama."""
     return from_variable(os.environ, "SPECLLAMA_CACHE") or user_directory("cache")
+
+
+def writing_problem(path: Path) -> str:
+    """Why nothing can be written into a directory that may not exist yet; "" where it can."""
+    there = next((p for p in (path, *path.parents) if os.path.lexists(p)), path)
+    if not there.is_dir():
+        return "is not a directory" if there == path else f"cannot be made: {there} is not a directory"
+    if there != path:
+        return "" if os.access(there, os.W_OK | os.X_OK) else f"cannot be made: {there} is not writable"
+    try:
+        with tempfile.TemporaryFile(dir=path) as file:
+            file.write(b"x")
+    except OSError as error:
+        return f"cannot be written: {error.strerror or error}"
+    return ""
 
 
 def stored_object(path: Path) -> JsonObject:

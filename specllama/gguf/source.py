@@ -14,7 +14,7 @@ from specllama.regular_file import NotRegularError, open_regular
 
 MAX_HEADER_BYTES = 64 << 20  # the largest known headers (262k tokens, 500k merges) have 20 MB
 MAX_PARTS = 1000  # of a split model
-DOWNLOAD_AGAIN = "Download the file again: specllama pull."
+DOWNLOAD_AGAIN = "Download the file again: specllama pull NAME."
 
 _FIRST_READ = 256 << 10
 _LARGEST_READ = 8 << 20

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -91,8 +91,8 @@ class Catalogue:
         meant = self._meant(name) if len(name) <= MAX_ASKED else []
         return meant[0] if len(meant) == 1 else None
 
-    def require(self, name: str) -> CatalogueModel:
-        """The model with this name, on disk. Raises NotFoundError, which lists what there is."""
+    def require(self, name: str, damaged: Container[str] = ()) -> CatalogueModel:
+        """The model with this name, on disk. damaged: ids. Raises NotFoundError, which lists the others."""
         match = self.find(name)
         if match is not None and match.on_disk:
             return match
@@ -106,7 +106,7 @@ class Catalogue:
         known = self.find(alias) if colon else None
         if known is not None and known.pull and tag:
             raise _not_here(name, f"{known.pull}:QUANT")
-        raise not_found(name, [model.id for model in self.models if model.on_disk])
+        raise not_found(name, [m.id for m in self.models if m.on_disk and m.id not in damaged])
 
 
 def not_found(name: str, there: Iterable[str]) -> NotFoundError:

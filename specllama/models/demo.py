@@ -26,6 +26,7 @@ from specllama.config.places import data_dir
 from specllama.config.store import free_bytes, locked, sync
 from specllama.errors import IntegrityError, NetworkError, NotFoundError, ResourceError, SpecllamaError
 from specllama.models.hub.cache import hash_of
+from specllama.models.names import DEMO
 from specllama.models.progress import DownloadState, Listener
 from specllama.models.quants import size
 from specllama.regular_file import open_regular
@@ -67,6 +68,12 @@ SMOLLM2 = DemoModel(
     sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
     n_bytes=98_362_432,
 )
+_HEADER = "Smollm2 135M 8k Lc100K Mix1 Ep2", "Q4_1"  # its own name and quantisation in that file
+
+
+def called(name: str, quant: str = _HEADER[1]) -> str:
+    """The name of a model, by that in its header: demo for the demo model."""
+    return DEMO if (name, quant) == _HEADER else name
 
 
 class DemoStore:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
 import re
 from collections.abc import Iterator
 from contextlib import suppress
@@ -17,7 +16,7 @@ from specllama.gguf.header import Header, identity, read_model
 from specllama.heads import is_head_file
 from specllama.heads.check import check_draft
 from specllama.models.demo import DemoStore
-from specllama.models.memory.available import physical_cores
+from specllama.models.memory.available import machine_key
 from specllama.models.names import DEMO
 from specllama.models.quants import ModelFiles, find_heads, gguf_names
 from specllama.models.resolve import Library, ParsedName, ResolvedModel
@@ -80,8 +79,7 @@ class MeasuredDrafts:
 
     def __init__(self, target: Header, store: Store | None = None) -> None:
         self._store = store or Store(cache_dir() / FOLDER)
-        machine = [platform.machine(), platform.processor(), physical_cores()]
-        self._key = {"target": identity(target), "machine": machine}
+        self._key = {"target": identity(target), "machine": machine_key()}
 
     def all(self) -> list[DraftRecord]:
         """All drafts that were measured, those that gain most first; what is malformed is left out."""

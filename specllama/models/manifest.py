@@ -4,7 +4,6 @@ entry. A project's file adds to both: anyone may have written it. Files that it 
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -26,6 +25,7 @@ from specllama.config.toml_file import KeyPath, TomlFile, parse_toml, read_start
 from specllama.errors import ConfigError, UsageError, quoted
 from specllama.models.names import BUILT_IN, RepoName, check_file
 from specllama.models.quants import PREFERRED, find_heads, find_models, guessed_bytes, is_head_name
+from specllama.wording import similar
 
 SCHEMA = "specllama.models/1"
 _NAME = re.compile(r"[A-Za-z0-9][\w.+-]{0,95}", re.ASCII)
@@ -261,7 +261,7 @@ class Manifest:
     def similar(self, name: str) -> list[str]:
         """Up to three names that resemble this one."""
         known = {n.lower(): n for n in self.names()}
-        return [known[n] for n in difflib.get_close_matches(name.lower(), known, n=3)]
+        return [known[n] for n in similar(name.lower(), known)]
 
 
 def load(environ: Mapping[str, str] | None = None, cwd: Path | None = None) -> Manifest:

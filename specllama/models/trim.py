@@ -26,6 +26,7 @@ from specllama.gguf.source import FileSource
 from specllama.gguf.trimmed import PREFIX, VERSION, is_trimmed, read_trim
 from specllama.heads import read_head
 from specllama.heads.kind import HeadInfo
+from specllama.models.demo import called
 from specllama.pair.vocab import NORMAL, UNUSED, end_ids, read_vocab, token_types
 from specllama.prefix_disk.directory import StateDirectory, default_directory
 from specllama.regular_file import open_regular
@@ -221,9 +222,9 @@ def seen_tokens(models: Sequence[str], say: Callable[[str], None]) -> dict[int, 
         names = directory.sizes() if directory.open(create=False) else {}
         for name in names:
             state = directory.state(name)
-            if state is None or state.meta.model not in models:
+            if state is None or (model := called(state.meta.model)) not in models:
                 continue
-            missing.discard(state.meta.model)
+            missing.discard(model)
             ids, n = np.unique(np.frombuffer(state.ids, "<i4"), return_counts=True)
             counts.update(dict(zip(ids.tolist(), n.tolist(), strict=True)))
     except OSError as error:

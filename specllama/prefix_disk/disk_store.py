@@ -322,8 +322,8 @@ class DiskStore:
         if self._thread is not None:
             wait_until(ended(self._thread), _CLOSE_SECONDS)
 
-    def _report(self, error: OSError) -> None:
-        why = error.strerror or str(error)
+    def _report(self, error: Exception) -> None:
+        why = getattr(error, "strerror", None) or repr(error)
         self._say_once(f"prompts are not kept on disk for now: {self._directory.path}: {why}")
 
     def _say_once(self, text: str) -> None:
@@ -359,7 +359,7 @@ class DiskStore:
             act(*arguments)
         except AbandonedError:
             pass
-        except OSError as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, nobody waits for a thread that is gone
             self._paused_until = self._clock() + PAUSE_SECONDS
             self._report(error)
 

@@ -145,10 +145,10 @@ class MemoryStore:
                 waiting, self._waiting, self._writing = self._waiting, [], True
             try:
                 self._write(waiting)
-            except OSError as error:
+            except Exception as error:  # noqa: BLE001 - whatever it is, `close` does not wait for it
                 if not self._said:
                     self._said = True
-                    why = error.strerror or str(error)
+                    why = getattr(error, "strerror", None) or repr(error)
                     self._say(f"answers are not kept on disk: {self._directory.path}: {why}")
 
     def _write(self, waiting: Iterable[tuple[str, Sequence[int]]]) -> None:

@@ -222,5 +222,6 @@ class ModelLoader:
             if at > loop.time():
                 due.append(at)
             else:
-                await self._unload(service, f"not used for {loop.time() - service.lease.used_at:.0f} s")
+                unused = f"not used for {loop.time() - service.lease.used_at:.0f} s"
+                await self._unload(service, unused if service.lease.idle_seconds else "as a client asked")
         return max(0.0, min(due) - loop.time()) if due else None

@@ -137,6 +137,7 @@ class ModelPool:
         self._library = library if settings.others is not None else None
         self._say, self._pulls = say, dict[str, Pull]()  # by the model's id
         self._reported = set[str]()  # lines about files that are damaged
+        self._damaged = set[str]()  # ids of models that `listed` leaves out
         self._details = catalogue.DetailsReader()
         self._catalogue, self._scanned = catalogue.Catalogue(), -_RESCAN_SECONDS
         self._scanning = asyncio.Lock()
@@ -196,6 +197,8 @@ class ModelPool:
         entry = self._catalogue.find(name)
         if entry is None or not entry.on_disk:
             await self._rescan(_RESCAN_SECONDS)
+            if self._catalogue.find(name) is None:
+                await self.listed()  # for the error, which names no damaged ones
 
     def service(self, name: str | None) -> Service:
         """The model that a name means on all routes, loaded or not; for None, `current`. A server of a single
@@ -216,7 +219,7 @@ class ModelPool:
             return self._serve(entry, (entry.id,))
         if ANY_NAME in self.settings.names:
             return self.default
-        self._catalogue.require(name)
+        self._catalogue.require(name, self._damaged)
         raise NotFoundError(name)
 
     async def embedder_of(self, name: str | None) -> Service:
@@ -262,6 +265,7 @@ class ModelPool:
         cannot be loaded are left out; a line says once of each that it is damaged.
         """
         await self._rescan(_RESCAN_SECONDS)
+        damaged = set[str]()
         entries = [listed(self.default, name) for name in self.default.names]
         own = {self.default, self.embedder}
         others = {key: s for key, s in self._services.items() if s not in own}
@@ -274,6 +278,7 @@ class ModelPool:
                 details = await self.details(model)
                 embeds, loaded = details.embeds, key in others and others[key].lease.state != "unloaded"
                 if details.problem is not None and not loaded:
+                    damaged.add(model.id)
                     if isinstance(details.problem, IntegrityError) or not details.architecture:
                         self._report(f"{model.id} is not listed: {details.problem.message}")
                     continue
@@ -283,6 +288,7 @@ class ModelPool:
                 state: State | None = "unloaded" if model.on_disk else None
                 pull, created = self._pulls.get(model.id), self.default.created
                 entries.append(ListedModel(model.id, model, state, None, created, pull=pull, embeds=embeds))
+        self._damaged = damaged
         gone = [s for s in others.values() if s.lease.state == "loaded"]  # their files were deleted
         entries += [listed(service, service.name) for service in gone]
         current = self.current.name
@@ -324,7 +330,7 @@ class ModelPool:
         """
         if self._library is None:
             raise UsageError(f"this server holds {self.default.name} alone, and downloads no others")
-        entry = self._catalogue.find(name) or self._catalogue.require(name)
+        entry = self._catalogue.find(name) or self._catalogue.require(name, self._damaged)
         own = self._pulls.get(entry.id)
         running = next((id_ for id_, pull in self._pulls.items() if pull.running), None)
         if stop and own is not None:

@@ -95,7 +95,7 @@ def load_draft(
     shared = None if fits else overlap(target, header)[0]
     plan = plan_load(alone, header, None, available_memory(), gpus(), n_outputs, 0)
     fitted = fitted_to(settings, plan.target.n_gpu_layers)
-    model = LlamaModel(fitted, ids_only=None if shared is not None else ids_of(header))
+    model = LlamaModel(fitted, ids_only=ids_of(header, shared))
     return _opened(model, fitted, header, target, target_model, shared, plan.n_ctx, 1, n_outputs)
 
 
@@ -115,8 +115,7 @@ def open_model(
     assert settings.draft is not None
     assert plan.draft is not None
     fitted = fitted_to(settings.draft, plan.draft.n_gpu_layers)
-    ids_only = None if shared is not None else ids_of(header)
-    model = LlamaModel(fitted, reporter("draft", send), ids_only=ids_only)
+    model = LlamaModel(fitted, reporter("draft", send), ids_only=ids_of(header, shared))
     size = plan.n_ctx_draft, settings.n_slots, max(settings.n_slots, 8)
     try:
         return _opened(model, fitted, header, target, target_model, shared, *size), ""
@@ -188,9 +187,11 @@ def reporter(name: str, send: protocol.Send) -> Callable[[float], None]:
     return report
 
 
-def ids_of(draft: Header) -> tuple[str, int]:
-    """What `LlamaModel` needs to load a draft without its vocabulary."""
-    return draft.architecture, draft.n_vocab
+def ids_of(draft: Header, shared: Overlap | None = None) -> tuple[str, int] | None:
+    """What `LlamaModel` needs to load a draft without its vocabulary. shared: as in `open_model`; translating
+    tokens takes the vocabulary, hence None.
+    """
+    return None if shared is not None else (draft.architecture, draft.n_vocab)
 
 
 def timed_rows(context: LlamaContext, n: int, n_outputs: int) -> list[BatchRow]:

@@ -7,7 +7,6 @@ steps of each draft model and head. A thread writes the file as a whole; several
 from __future__ import annotations
 
 import math
-import platform
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -29,7 +28,7 @@ from specllama.heads.kind import HeadInfo
 from specllama.json_types import JsonObject
 from specllama.llama.context import LlamaContext
 from specllama.llama.library import compiled, devices
-from specllama.models.memory.available import physical_cores
+from specllama.models.memory.available import machine_key
 from specllama.stored_figures import can_take, is_fresh, measured_at
 from specllama.worker import calibrate
 
@@ -567,7 +566,7 @@ def target_key(header: Header, s: ModelSettings, context: LlamaContext) -> JsonO
     """The target, the machine and the build of llama.cpp."""
     return {
         **model_key(header, s, context),
-        "machine": [platform.machine(), platform.processor(), physical_cores()],
+        "machine": machine_key(),
         "compiled": compiled(),
         "devices": [["" if d.remote else d.name, d.description] for d in devices()],
     }

@@ -9,6 +9,10 @@ from pathlib import Path
 import pytest
 
 from specllama.cli.cache import _lines
+from specllama.cli.doctor.command import _model
+from specllama.data import EMBEDDED_DRAFT
+from specllama.gguf.header import read_model
+from specllama.models.demo import _HEADER, DemoStore
 from tests.support import tinymtp
 from tests.support.command import Command, assert_error
 from tests.support.prefixes import ids, record, states, store, written
@@ -65,6 +69,23 @@ def test_removes_by_id_and_by_model(command: Command, kept: Path) -> None:
     assert result.code == 0
     assert len(result.out.splitlines()) == 2
     assert states(kept) == []
+
+
+def test_the_demo_model_has_the_name_that_it_is_loaded_by(command: Command, tmp_path: Path) -> None:
+    name, quant = _HEADER
+    written(command.cache / "prefixes", record(ids((1, 300)), 5000), model=name)
+    assert " demo " in command("cache").out
+    trim = ("trim", str(EMBEDDED_DRAFT), str(tmp_path / "x.gguf"), "--seen")
+    assert "no prompt of" not in command(*trim, "demo").err
+    assert "no prompt of 'pydoc'" in command(*trim, "pydoc").err
+    assert command("cache", "rm", "demo").code == 0
+    assert _model({"model": name, "quant": quant}) == "demo Q4_1"
+    assert _model({"model": name, "quant": "Q8_0"}) == f"{name} Q8_0"
+
+
+def test_the_demo_model_is_known_by_its_header(demo: dict[str, str]) -> None:
+    header = read_model(DemoStore(demo).path)
+    assert (header.name, header.quant) == _HEADER
 
 
 def test_nothing_is_removed_where_a_name_is_unknown(command: Command, kept: Path) -> None:

@@ -413,7 +413,7 @@ def code_is_there(page: str, code: str) -> bool:
 def parse(words: Sequence[str]) -> None:
     """Parse a command line of specllama by its own option tables, without running it."""
     if words[0] in COMMANDS:
-        words, _ = without_them(words, COMMANDS[words[0]].table())  # --continue may stand without a name
+        words, *_ = without_them(words, COMMANDS[words[0]].table())  # --continue may stand without a name
     command: Any = typer.main.get_command(app)
     name, rest = "specllama", list(words)
     with contextlib.ExitStack() as stack:

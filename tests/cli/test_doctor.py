@@ -254,6 +254,9 @@ def test_a_cache_that_is_no_directory(command: Command) -> None:
         (what,) = [p for p in problems(result) if "nothing is remembered" in p]
         assert "not a directory" in what
         assert "SPECLLAMA_CACHE" in problems(result)[what]
+    answered = command("run", "-p", "zip", "-n", "1")
+    assert f"note: nothing is remembered between runs: {command.cache} is not a directory" in answered.lines
+    assert "remembered" not in command("run", "-p", "zip", "-n", "1", "--no-calibrate").err
     assert command.cache.read_text() == ""
 
 

@@ -99,6 +99,14 @@ def test_what_other_programs_take_is_answered_with_a_way(shared: Command, line: 
     assert_error(shared(*line.split(" ")), 2, *needles)
 
 
+def test_the_last_of_an_option_given_several_times_counts_and_that_is_said(shared: Command) -> None:
+    line = "run -p a -n 3 --predict 2 --prompt=-p --raw --raw --lora x --lora y"
+    assert without_them(line.split(), RUN)[2] == ["-p", "-n"]
+    result = shared("run", "-p", "a", "-n", "9", "-n", "1", "--no-calibrate")
+    assert "note: -n: given several times, the last one counts" in result.err.splitlines()
+    assert "1 token," in result.err
+
+
 def test_harmless_flags_of_llama_cpp_are_left_out() -> None:
     line = [
         "run",
@@ -116,10 +124,10 @@ def test_harmless_flags_of_llama_cpp_are_left_out() -> None:
         "--",
         "--color",
     ]
-    kept, dropped = without_them(line, RUN)
+    kept, dropped, _ = without_them(line, RUN)
     assert kept == ["run", "-p", "--color", "-n", "3", "--", "--color"]
     assert dropped == ["--color", "--no-perf", "-lv", "--jinja", "--color"]
-    assert without_them(["pull", "--color"], RUN) == (["pull", "--color"], [])
+    assert without_them(["pull", "--color"], RUN) == (["pull", "--color"], [], [])
     with pytest.raises(UsageError, match="--override-kv"):
         without_them(["serve", "--override-kv", "key=int:1"], RUN)
 
@@ -171,4 +179,4 @@ def test_images_that_cannot_be_used(shared: Command) -> None:
         ("--image", "a.png", "--no-mmproj"): "--image needs the model's projector",
     }
     for result, why in zip(shared.many(*((*run, *line) for line in bad)), bad.values(), strict=True):
-        assert_error(result, 2, why)
+        assert_error(result, 3 if "No such file" in why else 2, why)

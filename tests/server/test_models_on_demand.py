@@ -16,7 +16,7 @@ import pytest
 from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from tests.support import tinyembedders, tinygguf, tinyheads
 from tests.support.hub_cache import put
-from tests.support.serving import QUESTION, START, Reply, Server, first_event, rest
+from tests.support.serving import QUESTION, START, Api, Reply, Server, first_event, rest
 
 PYDOC, TINY, OTHER, PAIR = "pydoc-target", "me/tiny:F32", "me/other:F32", "me/pair:Q4_0"
 BROKEN, SMALL, CRASHING = "me/broken:Q8_0", "me/small:Q4_0", "me/crashing:F32"
@@ -198,6 +198,14 @@ class TestNames:
                 both.get(f"/props?model={name}"),
             ):
                 assert (reply.status, needle in reply.error["message"]) == (404, True), reply.json
+                assert BROKEN not in reply.error["message"]
+
+    def test_a_damaged_model_is_not_healthy(self, both: Server, single: Server) -> None:
+        for path in ("/health", "/health/ready"):
+            reply = both.get(f"{path}?model={BROKEN}")
+            assert (reply.status, "broken-Q8_0.gguf" in reply.error["message"]) == (503, True), reply.json
+        reply = Api(single.host, single.port).get(f"/health?model={BROKEN}")
+        assert (reply.status, reply.error["message"]) == (503, "the model cannot be loaded")
 
     def test_a_pinned_model_is_served_alone(self, tmp_path: Path, disk: Path) -> None:
         with several(tmp_path, disk, "-m", "8B", "--alias", "mine", "--strict-model") as one:
@@ -406,6 +414,7 @@ class TestIdle:
 
         both.until(unloaded)
         assert set(health) == {200}, "it is not loading"
+        both.wait_for(f"{OTHER} is unloaded, as a client asked")
         assert both.post("/models/unload", {"model": OTHER}).json == {"success": True}
         assert both.complete(model=OTHER, max_tokens=1).status == 200
         assert OTHER in loaded(both), "nobody has asked to unload it since"

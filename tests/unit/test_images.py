@@ -17,7 +17,7 @@ import pytest
 from PIL import Image as pillow
 
 from specllama import images
-from specllama.errors import ResourceError, UsageError
+from specllama.errors import NotFoundError, ResourceError, UsageError
 from specllama.images import (
     bytes_of_text,
     check_n_images,
@@ -242,7 +242,9 @@ def test_files(tmp_path: Path) -> None:
     file = tmp_path / "an image.png"
     file.write_bytes(saved(gradient()))
     assert load_image_file(file) is load_image_file(str(file))
-    for path in (tmp_path / "nowhere.png", tmp_path, "a\0b"):
+    with pytest.raises(NotFoundError, match="cannot be read"):
+        load_image_file(tmp_path / "nowhere.png")
+    for path in (tmp_path, "a\0b"):
         with pytest.raises(UsageError, match="cannot be read"):
             load_image_file(path)
     file.write_bytes(b"text")

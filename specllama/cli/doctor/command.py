@@ -15,6 +15,7 @@ from specllama.cli import console
 from specllama.cli.formatting import age, wrapped
 from specllama.config.store import ENOUGH_ROWS
 from specllama.json_types import JsonObject
+from specllama.models.demo import called
 from specllama.models.quants import size
 from specllama.wording import counted
 
@@ -168,7 +169,8 @@ def _newest(measurements: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, 
 
 
 def _model(one: Mapping[str, Any]) -> str:
-    return " ".join(filter(None, (one["model"] or "unknown model", one["quant"])))
+    name = called(one["model"] or "unknown model", one["quant"])
+    return " ".join(filter(None, (name, one["quant"])))
 
 
 def _versions(report: Mapping[str, Any]) -> Rows:

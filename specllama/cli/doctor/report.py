@@ -11,7 +11,6 @@ import os
 import platform
 import stat
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -35,7 +34,7 @@ from specllama.gguf.header import read_model
 from specllama.heads.check import check_model
 from specllama.json_types import JsonObject
 from specllama.models import manifest
-from specllama.models.demo import DemoStore
+from specllama.models.demo import DemoStore, called
 from specllama.models.hub.env import DEFAULT_ENDPOINT, hub_cache, hub_endpoint, is_offline, token_source
 from specllama.models.memory.available import UNKNOWN, available_memory, gpus_present, physical_cores
 from specllama.models.memory.plan import PlanSettings, plan_memory
@@ -291,7 +290,7 @@ class Probe:
 def hub(environ: Mapping[str, str], probe: Probe, problems: list[Problem]) -> JsonObject:
     """The cache (links not followed), free bytes there, the endpoint; "answers" is None when offline."""
     path, offline = hub_cache(environ), is_offline(environ)
-    if problem := writing_problem(path):
+    if problem := store.writing_problem(path):
         do = "make it writable, or set HF_HUB_CACHE to a directory that is"
         problems.append(Problem(f"models cannot be downloaded: {path} {problem}", do))
     probe.wait()
@@ -384,7 +383,7 @@ def cache(usable: Calibrations, problems: list[Problem]) -> JsonObject:
     and how many evaluated prompts are on disk.
     """
     path = store.cache_dir()
-    if problem := writing_problem(path):
+    if problem := store.writing_problem(path):
         what = f"nothing is remembered between runs: {path} {problem}"
         problems.append(Problem(what, "make it writable, or set SPECLLAMA_CACHE to a directory that is"))
     n_files = sum(file.suffix in (".json", ".broken") for file in _calibration_files())
@@ -498,7 +497,7 @@ def _pair(one: object) -> JsonObject:
     models = (part(dict, one, "learnt", "priced") or {}).values()
     steps = (point for model in models for point in _points(part(dict, model, "steps")))
     return {
-        "draft": f"{name} {quant}" if name else None,
+        "draft": f"{called(str(name), str(quant))} {quant}" if name else None,
         "drafters": [str(x) for x in part(list, one, "pair", "drafters") or ()],
         "step": next((number(point[1]) for point in steps if point[0] == 1), None),
         "tokens": tokens,
@@ -534,21 +533,6 @@ def number(value: Any) -> float | None:
     """A stored number, None for anything else."""
     number = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e300
     return float(value) if number else None
-
-
-def writing_problem(path: Path) -> str:
-    """Why nothing can be written into a directory that may not exist yet; "" where it can."""
-    there = next((p for p in (path, *path.parents) if os.path.lexists(p)), path)
-    if not there.is_dir():
-        return "is not a directory" if there == path else f"cannot be made: {there} is not a directory"
-    if there != path:
-        return "" if os.access(there, os.W_OK | os.X_OK) else f"cannot be made: {there} is not writable"
-    try:
-        with tempfile.TemporaryFile(dir=path) as file:
-            file.write(b"x")
-    except OSError as error:
-        return f"cannot be written: {error.strerror or error}"
-    return ""
 
 
 def directory_size(path: Path) -> tuple[int, bool]:

@@ -66,6 +66,11 @@ def physical_cores(root: Path = Path("/")) -> int:
     return max(1, min(len(cores), *(_quota_of(group, unified) for group, unified in groups)))
 
 
+def machine_key() -> list[str | int]:
+    """This machine, in keys of stored figures. platform.processor(), once in it, starts a process."""
+    return [platform.machine(), "", physical_cores()]
+
+
 def gpus_present(root: Path = Path("/")) -> list[str]:
     """The GPUs of the system, each named by its llama.cpp backend: "cuda", "metal", "vulkan"."""
     backends = []

@@ -15,7 +15,7 @@ from specllama.api.llm import LLM
 from specllama.api.outputs import PendingCompletion, PendingRequest
 from specllama.api.prompts import ImageSource, PromptSource, conversation, source
 from specllama.client import protocol
-from specllama.errors import UsageError
+from specllama.errors import NotFoundError, UsageError
 from specllama.images import MAX_IMAGES, MEDIA_MARKER, load_pil
 
 RED, BLUE = (pillow.new("RGB", (4, 3), colour) for colour in ("red", "blue"))
@@ -100,7 +100,6 @@ def test_prompts_with_images() -> None:
         ({"audio": 1}, "multi_modal_data is"),
         ({"image": [RED] * 3}, "2 markers <__media__> for 3 images"),
         ({"image": [5, RED]}, "image 1: an image cannot be 'int'"),
-        ({"image": ["nowhere.png", RED]}, "'nowhere.png' cannot be read"),
         ({"image": [None, RED]}, "image 1: an image cannot be 'NoneType'"),
         ({"image": [np.zeros((2, 2)), RED]}, "image 1: an array of float64 of the shape .* is no image"),
     ],
@@ -108,6 +107,8 @@ def test_prompts_with_images() -> None:
 def test_data_that_are_no_images(data: Any, problem: str) -> None:
     with pytest.raises(UsageError, match=problem):
         loaded(source({"prompt": MEDIA_MARKER * 2, "multi_modal_data": data}))
+    with pytest.raises(NotFoundError, match=r"'nowhere.png' cannot be read"):
+        loaded(source({"prompt": MEDIA_MARKER, "multi_modal_data": {"image": "nowhere.png"}}))
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 
 from specllama.cli.answer import MARKER, AttachedImage, attached, dropped, given_images, placed
 from specllama.cli.chat.conversation import Conversation, Turn, read, write
-from specllama.errors import UsageError
+from specllama.errors import NotFoundError, UsageError
 from tests.support.image_files import png
 
 
@@ -49,7 +49,6 @@ def test_images_of_the_command_line(given: list[str], widths: list[int]) -> None
 @pytest.mark.parametrize(
     ("given", "why"),
     [
-        (["none.png"], "none.png.* cannot be read: No such file"),
         ([""], "cannot be read"),
         (["one.png,"], "cannot be read"),
         (["."], "cannot be read"),
@@ -61,6 +60,8 @@ def test_images_of_the_command_line(given: list[str], widths: list[int]) -> None
 def test_what_is_no_image(given: list[str], why: str) -> None:
     with pytest.raises(UsageError, match=why):
         given_images({"image": given})
+    with pytest.raises(NotFoundError, match=r"none.png.* cannot be read: No such file"):
+        given_images({"image": ["none.png"]})
 
 
 @pytest.mark.usefixtures("folder")

@@ -228,6 +228,8 @@ def test_a_draft_goes_with_the_model_of_its_source(home):
         ("m = 'x.gguf'", "unknown key 'm'", "did you mean model?"),
         ("modell = 'x.gguf'", "unknown key 'modell'", "did you mean model"),
         ("zzz = 1", "unknown key 'zzz'", "specllama run --help names them all"),
+        ("draftmax = 3", "unknown key 'draftmax'", "did you mean draft_max?"),
+        ("cache = 5", "unknown key 'cache'", "did you mean cache_ram or cache_disk or share_cache?"),
         ("draft = 'x.gguf'", "draft must be a whole number", "draft_model names a draft model"),
     ],
 )
@@ -238,6 +240,13 @@ def test_a_wrong_key_gets_a_short_hint(home, text, message, hint):
     assert message in caught.value.message
     assert hint in caught.value.hint
     assert len(caught.value.hint) < 80
+
+
+def test_a_number_out_of_range_is_not_taken_for_a_draft_model():
+    for name in ("draft_max", "draft_tree"):
+        with pytest.raises(UsageError, match="not '-1'") as caught:
+            build.load_settings({name: "-1"})
+        assert caught.value.hint == ""
 
 
 def test_the_projects_file_is_reported(home):
@@ -397,7 +406,7 @@ def test_errors_name_file_line_and_key(home, text, line, names):
 def test_unknown_keys_come_with_a_suggestion(home):
     with pytest.raises(ConfigError) as caught:
         read_file(write(home / "a.toml", "temprature = 1"))
-    assert caught.value.hint == "did you mean temperature or chat_template?"
+    assert caught.value.hint == "did you mean temperature?"
     with pytest.raises(ConfigError) as caught:
         read_file(write(home / "a.toml", "qqqqqq = 1"))
     assert "--help" in caught.value.hint

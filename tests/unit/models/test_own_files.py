@@ -64,6 +64,14 @@ def test_a_folder_of_models(folder: Path, tmp_path: Path, monkeypatch: pytest.Mo
         assert listener.notes == [f"warning: {tmp_path / 'nothing'} is no folder of models that can be read"]
 
 
+def test_a_server_without_its_folder_says_so_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("SPECLLAMA_MODEL", raising=False)
+    assert run_app(["serve", "--models-dir", str(tmp_path / "nothing")]) == 2
+    assert capsys.readouterr().err.count("no folder of models") == 1
+
+
 def test_a_file_gets_a_name(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

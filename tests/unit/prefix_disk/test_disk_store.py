@@ -428,3 +428,18 @@ def test_a_full_disk_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         assert one.flush(20)
         (line,) = one.lines  # type: ignore[attr-defined]
         assert line.endswith("No space left on device")
+
+
+def test_an_unexpected_error_is_one_line_and_nothing_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise ImportError("no module")
+
+    monkeypatch.setattr(state_file, "write_state", broken)
+    with store(tmp_path / "p", 10 * MB) as one:
+        for start in (1, 2):
+            one.put(record(ids((start, 300)), 3000))
+            assert one.flush(20), "it waits for a thread that is gone"
+        (line,) = one.lines  # type: ignore[attr-defined]
+        assert line.endswith("ImportError('no module')")

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from specllama.clock import running_time
 from specllama.prefix_disk import memory_store
 from specllama.prefix_disk.directory import MEMORY, StateDirectory, clear
 from specllama.prefix_disk.memory_store import MemoryStore, listed_memories
@@ -183,3 +184,20 @@ def test_no_text_is_lost_between_its_marks() -> None:
     assert memory_store._texts(array("i", [-1, 1, 2, -1, 3, -1])) == [array("i", [1, 2]), array("i", [3])]
     assert memory_store._texts(array("i", [7, -1, 1])) == [array("i", [7]), array("i", [1])]
     assert memory_store._texts(array("i")) == []
+
+
+def test_an_unexpected_error_is_one_line_and_nothing_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise ImportError("no module")
+
+    monkeypatch.setattr(memory_store, "write_whole", broken)
+    lines = list[str]()
+    with opened(tmp_path / "p", lines=lines) as store:
+        store.note_scope("", LOCAL)
+        store.add("", ONE)
+        began = running_time()
+    assert running_time() - began < LONG / 2, "it waits for a thread that is gone"
+    (line,) = lines
+    assert line.endswith("ImportError('no module')")

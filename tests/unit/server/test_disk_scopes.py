@@ -100,6 +100,8 @@ def test_a_request_may_ask_that_nothing_of_it_is_written(name: str) -> None:
     for wrong in ({"store": "no"}, {"stoer": False}, {"store": True, "ttl": 5}):
         with pytest.raises(UsageError, match="cache"):
             checked(model, {**body, "cache": wrong})
+    with pytest.raises(UsageError, match="cache: must be true, false or an object"):
+        checked(model, {**body, "cache": 5})
 
 
 def test_store_of_responses_is_meant_for_the_disk_too() -> None:

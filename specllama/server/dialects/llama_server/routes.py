@@ -306,6 +306,9 @@ async def health(api: ApiRequest, ready: bool = False) -> Response:
     """Never waits for the engine. Without a valid key no details are shown. ready: also for new requests."""
     known = bool(api.owner) or not api.settings.keys
     problem = api.supervisor.problem if known else api.supervisor.public_problem
+    if not problem and api.service.lease.state == "unloaded":
+        damage = (await api.models.details(api.service.model)).problem
+        problem = "" if damage is None else damage.message if known else "the model cannot be loaded"
     if (ready or "ready" in api.query_params) and api.models.admission.draining:
         problem = SHUTTING_DOWN
     if problem:

@@ -116,6 +116,8 @@ class CacheChoice(Body):
         unknown = [name for name in data if name not in cls.model_fields] if isinstance(data, dict) else []
         if unknown:
             raise ValueError(f"has the fields store and reuse only, not {str(unknown[0])[:40]!r}")
+        if not isinstance(data, (bool, dict)):
+            raise ValueError("must be true, false or an object")
         return {"store": data} if isinstance(data, bool) else data
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import os
 import platform
+import subprocess
 
 import pytest
 
 from specllama.models.memory import available
-from specllama.models.memory.available import gpus_present, physical_cores
+from specllama.models.memory.available import gpus_present, machine_key, physical_cores
 
 
 @pytest.fixture(autouse=True)
@@ -135,3 +136,9 @@ def test_macos_counts_the_performance_cores(monkeypatch, tmp_path):
 def test_gpus_are_found_by_their_device_files(tmp_path, files, present):
     write(tmp_path, files)
     assert gpus_present(tmp_path) == present
+
+
+def test_the_key_of_a_machine_starts_no_process(monkeypatch):
+    monkeypatch.setattr(subprocess, "check_output", lambda *_, **__: pytest.fail("a process is started"))
+    monkeypatch.setattr(platform, "_uname_cache", None)  # what it has found out before
+    assert machine_key() == [platform.machine(), "", physical_cores()]

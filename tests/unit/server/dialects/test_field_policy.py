@@ -249,6 +249,7 @@ def test_unknown_values_of_include_are_named() -> None:
         ({"guided_grammar": 'root ::= "a"'}, {"grammar": 'root ::= "a"'}),
         ({"structured_outputs": {"grammar": 'root ::= "a"'}}, {"grammar": 'root ::= "a"'}),
         ({"guided_json": None, "guided_choice": None, "structured_outputs": {}}, {}),
+        ({"guided_regex": "", "guided_grammar": "", "structured_outputs": {"regex": ""}}, {}),
     ],
 )
 def test_vllms_fields_restrict_the_text(api: str, fields, params) -> None:
@@ -326,13 +327,13 @@ def test_unsupported_fields_are_refused_unless_they_are_off(api: str, name: str,
 
 
 def test_conversations_of_other_apis_are_refused() -> None:
-    for api, name in (
-        ("chat", "input"),
-        ("responses", "messages"),
-        ("messages", "prompt"),
-        ("ollama", "system"),
+    for api, name, instead in (
+        ("chat", "input", "/v1/responses takes it"),
+        ("responses", "messages", "routes of chats take it, such as /v1/chat/completions"),
+        ("messages", "prompt", "routes of texts take it, such as /v1/completions"),
+        ("ollama", "system", "a message of the role system says it"),
     ):
-        with pytest.raises(FieldError, match=f"^{name} is not supported"):
+        with pytest.raises(FieldError, match=f"^{name} is not supported: {instead}"):
             body(api, **{name: "x"})
 
 
