@@ -34,9 +34,7 @@ class MemoryReserve:
         self._asked: set[int] = set()
 
     def prepare(self, size: int) -> bool:
-        """Whether `take` returns at once; otherwise a thread prepares so much, and frees it again if it is
-        not taken.
-        """
+        """Whether `take` returns at once; else a thread prepares so much, freed again if not taken."""
         if size <= SMALL:
             return True
         with self._changed:

@@ -21,9 +21,7 @@ _early: subprocess.Popen[bytes] | None = None  # an engine process that nobody u
 
 
 def module_command(module: str, *arguments: str) -> list[str]:
-    """The command that runs a module of this package as a program. Its name ends the line for people who list
-    processes.
-    """
+    """The command that runs a module of this package. Its name ends the line, for lists of processes."""
     path = [os.path.abspath(entry) for entry in sys.path]  # "" is the current directory
     return [sys.executable, "-P", "-c", _CODE.format(path=path, module=module), module, *arguments]
 

@@ -28,9 +28,7 @@ _HOST = r"[A-Za-z0-9._-]{1,253}"
 
 
 def endpoints(given: str | Sequence[str]) -> tuple[str, ...]:
-    """Workers as "host:port", from a comma-separated string or a list; the port may be omitted. Raises
-    UsageError.
-    """
+    """Workers as "host:port", from a list or a string with commas; no port: the usual. Raises UsageError."""
     parts = given.split(",") if isinstance(given, str) else given
     parsed = [_endpoint(part) for part in parts]
     if len(parsed) > MAX_WORKERS:

@@ -204,9 +204,7 @@ def _known_rows(known: Library, entry: ManifestEntry, name: str, problem: str) -
 def _rows(
     known: Library, model: ResolvedModel, header: Header, machine: Machine, drafts: Sequence[DraftFound]
 ) -> Iterator[Row]:
-    """Of a head or a projector people get the first lines, and what it is; of an embedding model, nothing
-    about texts.
-    """
+    """Of a head or projector people get the first lines alone; of an embedding model, none on texts."""
     projector, images = _images(known, model)
     fits = fit(header, machine, projector or "")
     is_head, embeds = is_head_file(header), is_embedder(header)
@@ -354,9 +352,7 @@ def _candidates(known: Library, target: ResolvedModel) -> Iterator[tuple[str, st
 
 
 def _fits(target: Header, draft: Header) -> str | None:
-    """Why a model or head can draft for the target, None if it cannot, is too large to be worth it, or makes
-    vectors.
-    """
+    """Why a model or head can draft for the target; None: it cannot, is too large, or makes vectors."""
     check_draft(draft)
     too_large = draft.bytes_per_token * _MUCH_SMALLER > target.bytes_per_token
     if not is_head_file(draft) and (too_large or is_embedder(draft)):

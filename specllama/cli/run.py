@@ -65,9 +65,7 @@ def typed_prompt(values: Mapping[str, Any]) -> str:
 
 
 def _typed(values: Mapping[str, Any]) -> str | None:
-    """The prompt on the command line. Raises UsageError for a word that is a model's name, where no flag has
-    named one.
-    """
+    """The prompt on the command line. Raises UsageError for a model's name where no flag names one."""
     words: Sequence[str] = values.get("words", ())
     flags = values.keys() - (values.origins if isinstance(values, Values) else {})
     if words and "prompt" in values:

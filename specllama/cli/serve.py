@@ -142,9 +142,7 @@ def serve(given: Mapping[str, Any]) -> int:
 def server_settings(
     v: Mapping[str, Any], prepare: Callable[[LoadSettings, Mapping[str, Any]], LoadSettings] = prepared
 ) -> ServerSettings:
-    """The settings that a command line asks for. prepare: finds the models. Raises UsageError,
-    NotFoundError.
-    """
+    """The settings of a command line. prepare: finds the models. Raises UsageError, NotFoundError."""
     with build.placed(v):
         given = {field: v[name] for field, name in _SETTINGS.items() if v.get(name) is not None}
         if given.get("idle_seconds") == -1:

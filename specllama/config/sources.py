@@ -124,9 +124,7 @@ def project_file(cwd: Path, user: Path | None = None) -> Path | None:
 
 
 def read_project_file(path: Path, environ: Mapping[str, str]) -> Values:
-    """The options of a project's file. Raises ConfigError as `read_file`, and for options that a project may
-    not set.
-    """
+    """The options of a project's file. Raises ConfigError as `read_file`, and for forbidden ones."""
     values = read_file(path, links=False)
     for name in values:
         if STORED[name].scope is not Scope.PROJECT:

@@ -126,9 +126,7 @@ def _not_utf8(data: bytes, at: int) -> str:
 
 
 def argument(text: str, name: str) -> str:
-    """A text of the command line, whose bytes are UTF-8 in any locale. name: of the option. Raises
-    UsageError.
-    """
+    """A text of the command line, UTF-8 in any locale. name: of the option. Raises UsageError."""
     try:
         return text.encode("utf-8", "surrogateescape").decode()
     except UnicodeDecodeError as error:

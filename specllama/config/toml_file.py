@@ -53,9 +53,7 @@ class TomlFile:
 
     @functools.cached_property
     def lines(self) -> Mapping[KeyPath, int]:
-        """By key, the line of the key or of the header of its table; without those after a value of very many
-        lines.
-        """
+        """By key, the line of the key or of its table's header; none after a value of very many lines."""
         lines: dict[KeyPath, int] = {}
         table: KeyPath = ()
         n_tables: dict[KeyPath, int] = {}  # of each array of tables so far

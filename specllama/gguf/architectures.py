@@ -56,16 +56,12 @@ def is_embedder(header: Header) -> bool:
 
 
 def pooling_of(header: Header, wanted: str | None) -> str:
-    """The pooling of a load, one of POOLING_TYPES. wanted: "auto" or None for the file's own. Raises
-    GGUFError.
-    """
+    """The pooling of a load, one of POOLING_TYPES. wanted: "auto" or None: the file's. Raises GGUFError."""
     return wanted if wanted in POOLING_TYPES else file_pooling(header) or "none"
 
 
 def computed_at_once(header: Header, pooling: str) -> bool:
-    """Whether a text has to be computed in one decode: its tokens attend to later ones, or all of its rows
-    are pooled.
-    """
+    """Whether a text needs one decode: tokens attend to later ones, or all of its rows are pooled."""
     causal = header.flag(f"{header.architecture}.attention.causal")
     both_ways = header.architecture in NOT_CAUSAL | ENCODERS or causal is False
     return both_ways or pooling not in ("last", "rank")

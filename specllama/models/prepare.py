@@ -67,9 +67,7 @@ def prepare_embedder(library: Library, settings: LoadSettings) -> LoadSettings:
 
 
 def prepare_if_on_disk(library: Library, settings: LoadSettings) -> LoadSettings | None:
-    """As `prepare`, but None if a model must be downloaded. Raises what `pair_on_disk` and `with_projector`
-    raise.
-    """
+    """As `prepare`, but None if a model must be downloaded. Raises as `pair_on_disk`, `with_projector`."""
     paths = pair_on_disk(library, *_names(library, settings), settings.draft_vocab)
     return None if paths is None else with_projector(library, _with_paths(settings, paths))
 

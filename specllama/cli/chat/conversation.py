@@ -139,9 +139,7 @@ class Conversation:
 
 
 def turn_messages(turn: Turn, answered: bool = True, reads_images: bool = False) -> list[JsonObject]:
-    """The messages of a turn; without `answered` its answer is left out. reads_images: with markers of its
-    images.
-    """
+    """The messages of a turn, with its answer if `answered`. reads_images: with markers of its images."""
     markers = "".join(one.image.marker for one in turn.images) if reads_images else ""
     messages = list(turn.results) or [{"role": "user", "content": markers + turn.message}]
     if turn.answer is not None and answered:

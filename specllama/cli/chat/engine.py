@@ -147,9 +147,7 @@ class ChatEngine(AbstractContextManager["ChatEngine"]):
     def count(
         self, conversation: Conversation, first: int, variables: Mapping[str, Any], prefix: str = ""
     ) -> int | None:
-        """Tokens of a prompt from the turn `first` on; None where it has more than the context. Raises
-        TemplateError.
-        """
+        """Tokens of a prompt from turn `first` on; None: more than the context has. Raises TemplateError."""
         messages, images = conversation.messages(answered=False, first=first), conversation.images(first)
         chat = protocol.ChatInput(messages, dict(variables), self.tools, prefix, images=images)
         question = protocol.CountTokens(self._client.next_id(), chat)

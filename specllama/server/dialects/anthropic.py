@@ -151,9 +151,7 @@ def _add_user(
 
 
 class _AnswerReader:
-    """Reads one turn of the assistant, which is split before each result of a server tool. images: next to
-    its content.
-    """
+    """Reads an assistant's turn, split before each result of a server tool. images: next to its content."""
 
     def __init__(self, conversation: ConversationReader, path: str, images: ReadContent) -> None:
         self._conversation, self._path = conversation, path

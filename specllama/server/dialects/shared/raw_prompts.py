@@ -1,6 +1,4 @@
-"""Prompts that are no conversations, in all forms that llama-server reads: texts, ids, both mixed, and texts
-with images.
-"""
+"""Prompts that are no conversations, in all of llama-server's forms: texts, ids, both, with images."""
 
 from __future__ import annotations
 
@@ -27,9 +25,7 @@ class PromptObject(Body):
     multimodal_data: Annotated[list[str], AtMost(MAX_PARTS)] | None = None
 
     def marked(self, field: str) -> tuple[str | list[Any], list[GivenImage]]:
-        """The prompt with marks in place of its markers, and its images. field: their path. Raises
-        FieldError.
-        """
+        """The prompt with marks in place of its markers, and its images. field: of these. Raises FieldError."""
         given = [
             given_image(field, f"{field}[{i}]", text) for i, text in enumerate(self.multimodal_data or ())
         ]

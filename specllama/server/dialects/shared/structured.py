@@ -1,6 +1,4 @@
-"""All fields that restrict the text by a schema or grammar: forms of answers, and vLLM's fields under old
-and new names.
-"""
+"""Fields that restrict the text by a schema or grammar, vLLM's under old and new names among them."""
 
 from __future__ import annotations
 
@@ -53,9 +51,7 @@ _KEYWORDS = frozenset(("type", "properties", "items", "enum", "const", "anyOf", 
 
 
 class JsonSchema(Body):
-    """A schema with its name, or the schema itself. It is enforced, strict or not; other fields have no
-    effect.
-    """
+    """A schema with its name, or the schema itself; it is enforced. Other fields have no effect."""
 
     name: str | None = None
     description: str | None = None

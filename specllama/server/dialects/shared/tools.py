@@ -35,9 +35,7 @@ _FORMS = '"auto", "none", "required", the name of a tool, or an object that name
 
 
 class FunctionDefinition(Body):
-    """A function. input_schema: Anthropic's name of parameters. Other fields are meant for other servers and
-    have no effect.
-    """
+    """A function. input_schema: Anthropic's name of parameters. Other fields are for other servers."""
 
     name: Name | None = None
     description: Description | None = None
