@@ -342,7 +342,6 @@ class StepReader(ABC):
 
 
 def without_shown(text: str, runs: Runs) -> tuple[str, Runs]:
-    """The text without SHOWN, and its runs."""
     if SHOWN not in text:
         return text, runs
     kept, at = list[tuple[int, str]](), 0

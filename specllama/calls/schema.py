@@ -58,7 +58,6 @@ class Types:
 
 
 def type_name(value: Any) -> str:
-    """The name of a value's type in schemas."""
     if value is None:
         return "null"
     names = {bool: "boolean", str: "string", int: "integer", float: "number", list: "array", dict: "object"}

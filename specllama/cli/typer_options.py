@@ -158,7 +158,6 @@ def application(entries: Mapping[str, CommandEntry], **settings: Any) -> typer.T
 
 
 def build(name: str, entry: CommandEntry) -> Any:
-    """The Typer command of an entry, with all of its options."""
     settings: Any = {"help": entry.help, "context_settings": {"help_option_names": ["-h", "--help"]}}
     if not entry.commands:
         alone = typer.Typer(add_completion=False, **PLAIN)

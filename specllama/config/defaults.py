@@ -32,7 +32,6 @@ TIMEOUT_SECONDS, DRAIN_SECONDS, CLIENT_SECONDS = 3600.0, 30.0, 30.0
 
 
 def is_draft_model(drafter: str) -> bool:
-    """Whether the drafter with this name is a draft model."""
     return wants_draft_model((drafter,))
 
 

@@ -311,7 +311,6 @@ def tensor_names(header: Header) -> frozenset[str]:
 
 
 def first_missing(names: frozenset[str], needed: Iterable[str]) -> str:
-    """The first of the needed weights that is missing, "" if none is."""
     return next((f"{name}.weight" for name in needed if f"{name}.weight" not in names), "")
 
 

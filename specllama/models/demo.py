@@ -49,7 +49,6 @@ class DemoModel:
 
     @property
     def file(self) -> str:
-        """Name of the model's file."""
         return self.member.rpartition("/")[2]
 
     @property

@@ -71,7 +71,6 @@ def _content(stored: StoredRepo, where: RepoName, default: str) -> tuple[tuple[s
 
 
 def unfinished_downloads(library: Library, repo: str | None = None) -> Iterator[UnfinishedDownload]:
-    """The unfinished downloads of all repositories, or of one."""
     for one in [repo] if repo is not None else repositories(library.root):
         for etag, path in RepoCache(library.root, one).partials():
             with suppress(OSError):

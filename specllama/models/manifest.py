@@ -242,7 +242,6 @@ class Manifest:
         return {a.lower(): e for e in entries for a in e.aliases} | {e.name.lower(): e for e in entries}
 
     def find(self, name: str) -> ManifestEntry | None:
-        """The entry with this name or alias."""
         return self._by_name.get(name.lower())
 
     def of_repo(self, repo: str) -> ManifestEntry | None:

@@ -52,7 +52,6 @@ class RepoName:
 
     @property
     def is_file(self) -> bool:
-        """Whether the tag names a file."""
         return self.tag.lower().endswith(".gguf")
 
     def __str__(self) -> str:

@@ -71,7 +71,6 @@ class ModelFiles:
         return match[1] if match is not None else self.first[: -len(".gguf")]
 
     def means(self, tag: str) -> bool:
-        """Whether a tag can select it."""
         return bool(_by_tag([self], tag))
 
     def named(self, file: str) -> bool:

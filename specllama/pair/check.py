@@ -242,7 +242,6 @@ def notes(target: Header, draft: Header, ours: Vocab, theirs: Vocab) -> tuple[No
 
 
 def trimmed(draft: Header) -> Iterator[Note]:
-    """The source of a trimmed draft."""
     if (trim := read_trim(draft)) is not None:
         yield Note(trim.label)
 

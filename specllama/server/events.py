@@ -288,7 +288,6 @@ class Accumulator:
 
     @property
     def ends(self) -> list[End]:
-        """The End of each choice that has ended, in order."""
         return [c.end for c in self.in_order if c.end is not None]
 
 

@@ -131,5 +131,4 @@ class ServerSettings:
         return not {*self.shown_names, *self.names, *self.called}.isdisjoint(name_variants(name))
 
     def names_embedder(self, name: str) -> bool:
-        """Whether this is a name of the embedding model."""
         return not set(self.embedder_names).isdisjoint(name_variants(name))

@@ -45,7 +45,6 @@ def run_command(session: ChatSession, text: str) -> None:
 
 
 def completions() -> Mapping[str, tuple[str, ...]]:
-    """Each command and the completions of its argument."""
     return {name: command.words for name, command in COMMANDS.items()}
 
 

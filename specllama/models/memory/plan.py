@@ -121,7 +121,6 @@ class MemoryPlan:
 
     @property
     def fits(self) -> bool:
-        """Whether host memory and devices suffice."""
         return self.host <= self.available and self.fits_devices
 
     @property

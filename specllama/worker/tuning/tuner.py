@@ -265,7 +265,6 @@ class DraftTrial:
     def _opened(
         self, settings: ModelSettings, head: HeadInfo | None
     ) -> tuple[LoadedDraft | LoadedHead, CachingDrafter]:
-        """The draft, loaded, and a drafter that drafts with it."""
         loaded, model = self.loaded, self.loaded.model
         if head is not None:
             blocks = head.block_size > 0 and head.n_draft_max

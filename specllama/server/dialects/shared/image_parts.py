@@ -76,7 +76,6 @@ def given_image(param: str, path: str, text: str = "", problem: str = "") -> Giv
 
 
 def unusable(image: GivenImage, why: str) -> FieldError:
-    """The error for an image that is not used."""
     return refusal(image.param, image.path, "image", why)
 
 
@@ -137,7 +136,6 @@ def replaced(text: str, texts: Mapping[int, str], other: str) -> str:
 
 
 def numbers_in(text: str) -> set[int]:
-    """Of the marks in a text."""
     return {int(match[2]) for match in _MARK.finditer(text)} if _KEY in text else set()
 
 
@@ -161,7 +159,6 @@ class BodyImages(RequestBody):
 
     @property
     def given_images(self) -> Sequence[GivenImage]:
-        """The images, in order."""
         return self._sent_images
 
     def place_images(self, texts: Mapping[int, str], images: Sequence[Image]) -> None:

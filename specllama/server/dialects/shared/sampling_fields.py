@@ -413,7 +413,6 @@ class GenerationFields(StructuredFields):
 
     @property
     def logged(self) -> Any:
-        """The prompts for the log."""
         return getattr(self, "prompt", None)
 
     @property
@@ -428,7 +427,6 @@ class GenerationFields(StructuredFields):
 
     @property
     def shown_reasoning(self) -> ReasoningFormat:
-        """The format of the reasoning in the answer."""
         return "auto"
 
     @property
@@ -543,7 +541,6 @@ def _read(name: str, value: Any, path: str) -> Any:
 
 
 def first(*values: Any) -> Any:
-    """The first value that is not None, None where there is none."""
     return next((value for value in values if value is not None), None)
 
 
