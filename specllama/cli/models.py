@@ -12,12 +12,11 @@ from typing import Any, NamedTuple
 from specllama.cli import console
 from specllama.cli.formatting import listing, wrapped
 from specllama.cli.models_show import Fit, Machine, fit, guessed_fit, licence_of, this_machine
-from specllama.cli.options import mapped_errors
+from specllama.cli.options import write_file
 from specllama.cli.progress import DownloadProgress, library
-from specllama.config.store import write_whole
 from specllama.config.toml_file import parse_toml, read_text, read_toml
 from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
-from specllama.errors import IntegrityError, ResourceError, SpecllamaError, UsageError
+from specllama.errors import IntegrityError, SpecllamaError, UsageError
 from specllama.gguf.header import Header, read_model
 from specllama.json_types import JsonObject
 from specllama.models import installed, manifest
@@ -100,7 +99,7 @@ def remove(given: Mapping[str, Any]) -> int:
     repos = {where.repo for name in names if (where := known.parse(name, "NAME").where) and not where.tag}
     for name in own:
         path = manifest.user_path(known.environ)
-        _write(path, manifest.ManifestFile(read_toml(path)).without(name))
+        write_file(path, manifest.ManifestFile(read_toml(path)).without(name))
     removed: list[JsonObject] = [{"name": name, "bytes": 0} for name in own]
     removed += [{"name": model.name, "bytes": installed.remove(known, model)} for model in todo.values()]
     for repo in sorted(repos):
@@ -111,13 +110,6 @@ def remove(given: Mapping[str, Any]) -> int:
     lines = [f"removed the name {name}; the file {file} stays" for name, file in own.items()]
     lines += [f"removed {one['name']}, {size(one['bytes'])} freed" for one in removed[len(own) :]]
     return console.report(given, {"schema": "specllama.models-rm/1", "removed": removed}, lines)
-
-
-def _write(file: Path, text: str) -> None:
-    """Write models.toml. Raises ResourceError."""
-    with mapped_errors(ResourceError, f"{file} cannot be written"):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(file, text)
 
 
 def _header(path: str | Path) -> Header | None:
@@ -275,7 +267,7 @@ def add(given: Mapping[str, Any]) -> int:
     entry = f'\n[models."{name}"]\nfile = "{escaped}"\n'
     changed = parse_toml(file, text.rstrip("\n") + "\n" + entry)
     manifest.ManifestFile(changed).files()
-    _write(file, changed.text)
+    write_file(file, changed.text)
     console.data(f"{name} is {path}\n")
     console.note(f"specllama models rm {name} removes the name again, and not the file")
     return 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from specllama.cli import console
@@ -12,9 +13,10 @@ from specllama.config.forms import unescaped
 from specllama.config.load import MAX_THREADS
 from specllama.config.options import MODELS_DIR
 from specllama.config.places import near
+from specllama.config.store import write_whole
 from specllama.config.text_file import argument
 from specllama.core.sampling.params import SamplingParams
-from specllama.errors import SpecllamaError, UsageError
+from specllama.errors import ResourceError, SpecllamaError, UsageError
 from specllama.json_types import JsonObject
 from specllama.option import Option, OptionValues, tables
 from specllama.regular_file import table_of
@@ -37,6 +39,13 @@ def mapped_errors(kind: type[SpecllamaError], what: str, hint: str = "") -> Iter
         yield
     except (OSError, ValueError) as error:
         raise kind(f"{what}: {getattr(error, 'strerror', None) or error}", hint) from None
+
+
+def write_file(path: Path, text: str, mode: int = 0o666) -> None:
+    """Write a file, and its directory, as a whole. Raises ResourceError."""
+    with mapped_errors(ResourceError, f"{path} cannot be written"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, text, mode)
 
 
 def refuse_stdout(name: str, what: str) -> None:

@@ -18,11 +18,10 @@ from specllama.cli.launch import server
 from specllama.cli.launch.client import Client, ClientSettings, ModelServer
 from specllama.cli.launch.client import client as client_named
 from specllama.cli.launch.server import KEYS, ServeCommand, serve_command
-from specllama.cli.options import mapped_errors, resolved
+from specllama.cli.options import resolved, write_file
 from specllama.cli.serve import keys, note_keys
 from specllama.config import defaults
-from specllama.config.store import write_whole
-from specllama.errors import ContextLengthError, EngineError, NotFoundError, ResourceError, UsageError, option
+from specllama.errors import ContextLengthError, EngineError, NotFoundError, UsageError, option
 from specllama.processor_time import exits
 from specllama.regular_file import read_regular
 from specllama.text.terminal import printable
@@ -66,7 +65,7 @@ def launch(given: Mapping[str, Any]) -> int:
             console.note(f"using {printable(running.model)} at {running.url}")
         settings = client.settings(running, os.environ)
         for path, text in settings.files.items():
-            write(path, text)
+            write_file(path, text, 0o600)  # it may have the key
         environ = {name: value for name, value in os.environ.items() if name not in settings.removed}
         environ |= settings.variables
         for name in ("NO_PROXY", "no_proxy"):  # proxies are for other machines
@@ -153,13 +152,6 @@ def _run(command: Sequence[str], environ: Mapping[str, str]) -> int:
 
 SHOWN_KEY = "$SPECLLAMA_API_KEY"
 """Instead of the server's key."""
-
-
-def write(path: Path, text: str) -> None:
-    """Write a file that only the user can read, as a whole. Raises ResourceError."""
-    with mapped_errors(ResourceError, f"{path} cannot be written"):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, text, 0o600)
 
 
 def printed(

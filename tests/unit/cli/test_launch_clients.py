@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from specllama.cli.launch import command
 from specllama.cli.launch.client import CLIENTS, ModelServer, merged
+from specllama.cli.options import write_file
 from specllama.errors import ResourceError
 
 
@@ -46,9 +46,9 @@ def test_objects_are_merged() -> None:
 def test_files_are_the_users_alone(tmp_path: Path) -> None:
     own = tmp_path / "new" / "own"
     for text in ("1", "2"):
-        command.write(own, text)
+        write_file(own, text, 0o600)
         assert own.read_text("utf-8") == text
     assert own.stat().st_mode & 0o777 == 0o600
     assert sorted(p.name for p in tmp_path.rglob("*")) == ["new", "own"]
     with pytest.raises(ResourceError, match="cannot be written"):
-        command.write(own / "below", "")
+        write_file(own / "below", "", 0o600)

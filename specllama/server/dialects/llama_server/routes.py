@@ -70,40 +70,30 @@ def props_of(
         "bos_token": info.bos_token,
         "eos_token": info.eos_token,
         "build_info": f"specllama {specllama.__version__}",
-        "speculation": _speculation(info, decode_seconds),
-        "machine": _machine(info),
+        "speculation": {
+            "speculation": info.speculation,
+            "reason": info.off_reason,
+            "drafters": list(info.drafters),
+            "draft_max": info.draft_max,
+            "longest_draft": info.longest_draft,
+            "draft": _model(info.draft) if info.draft else None,
+            "head": info.head,
+            "head_in_target": info.head_in_target,
+            "vocabulary": info.verdict,
+            "memory": info.memory,
+            "decode_seconds": [list(time) for time in decode_seconds],
+        },
+        "machine": {
+            "n_threads": info.n_threads,
+            "n_gpu_layers": info.target.n_gpu_layers,
+            "n_layer": info.n_layer,
+            "host_bytes": info.host_bytes,
+            "device_bytes": info.device_bytes,
+            "gpus": [{"name": g.description or g.name, "free": g.free, "total": g.total} for g in info.gpus],
+        },
         "target": _model(info.target),
         "notes": [str(note) for note in info.notes],
         "is_sleeping": sleeps,
-    }
-
-
-def _speculation(info: LoadInfo, decode_seconds: Sequence[tuple[int, float]]) -> JsonObject:
-    return {
-        "speculation": info.speculation,
-        "reason": info.off_reason,
-        "drafters": list(info.drafters),
-        "draft_max": info.draft_max,
-        "longest_draft": info.longest_draft,
-        "draft": _model(info.draft) if info.draft else None,
-        "head": info.head,
-        "head_in_target": info.head_in_target,
-        "vocabulary": info.verdict,
-        "memory": info.memory,
-        "decode_seconds": [list(time) for time in decode_seconds],
-    }
-
-
-def _machine(info: LoadInfo) -> JsonObject:
-    return {
-        "n_threads": info.n_threads,
-        "n_gpu_layers": info.target.n_gpu_layers,
-        "n_layer": info.n_layer,
-        "host_bytes": info.host_bytes,
-        "device_bytes": info.device_bytes,
-        "gpus": [
-            {"name": gpu.description or gpu.name, "free": gpu.free, "total": gpu.total} for gpu in info.gpus
-        ],
     }
 
 

@@ -25,7 +25,7 @@ class PromptObject(Body):
     multimodal_data: Annotated[list[str], AtMost(MAX_PARTS)] | None = None
 
     def marked(self, field: str) -> tuple[str | list[Any], list[GivenImage]]:
-        """The prompt with marks in place of its markers, and its images. field: of these. Raises FieldError."""
+        """The prompt with marks in place of its markers, and its images. field: theirs. Raises FieldError."""
         given = [
             given_image(field, f"{field}[{i}]", text) for i, text in enumerate(self.multimodal_data or ())
         ]
