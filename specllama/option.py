@@ -234,29 +234,12 @@ def _is_of(value: Any, kind: type) -> bool:
     return isinstance(value, (int, float) if kind is float else kind)
 
 
-def row(
-    name: str,
-    flags: str,
-    kind: type,
-    text: str,
-    metavar: str | None = None,
-    completes: tuple[str, ...] = (),
-    argument: str = "",
-    **more: Any,
-) -> Option:
-    """One option of a table; the kind `list` means a text that may be given several times."""
-    many = kind is list
-    return Option(
-        name=name, flags=tuple(flags.split()), kind=str if many else kind, help=text, metavar=metavar,
-        many=many, completes=completes, argument=argument, **more,
-    )  # fmt: skip
-
-
 def tables(
     panels: Mapping[str, Mapping[str, Any]], words: Mapping[str, object] = {}, stored: bool = False
 ) -> list[Option]:
     """The options of a table in TOML: by panel of --help and name [flags, kind and placeholder, help], and
-    maybe a table of further attributes. words: for which $NAME stands in a help.
+    maybe a table of further attributes; the kind `list` means a text that may be given several times. words:
+    for which $NAME stands in a help.
     """
     options = list[Option]()
     for panel, rows in panels.items():
@@ -267,9 +250,9 @@ def tables(
             }
             if "scope" in given:
                 given["scope"] = Scope[given["scope"]]
-            filled = Template(text).safe_substitute(words)
-            given |= {"panel": panel, "stored": stored}
-            options.append(row(name, flags, _TYPES.get(kind, list), filled, metavar or None, **given))
+            given |= {"panel": panel, "stored": stored, "help": Template(text).safe_substitute(words)}
+            given |= {"kind": _TYPES.get(kind, str), "many": kind not in _TYPES, "metavar": metavar or None}
+            options.append(Option(name=name, flags=tuple(flags.split()), **given))
     return options
 
 
