@@ -177,11 +177,6 @@ def kill_tree(pid: int) -> None:
     kill(tree(pid, processes()) or [pid])
 
 
-def kill_descendants() -> None:
-    """Kill what this process and its descendants have started."""
-    kill(tree(os.getpid(), processes())[1:])
-
-
 def outputs_of(process: subprocess.Popen[str], seconds: float) -> tuple[str, str]:
     """What a process prints to its end on stdout and stderr, "" for those that are no pipes. Raises
     TooLongError where it needs more than `seconds` (see WorkMeter.over); it is killed with its descendants.

@@ -122,11 +122,38 @@ class _OptionHelp(_Help):
 
     entry: CommandEntry
 
-    def format_options(self, ctx: Any, formatter: Any) -> None:
-        format_groups(self, ctx, formatter)
+    def format_options(self: Any, ctx: Any, formatter: Any) -> None:
+        often: Sequence[str] = self.entry.often
+        groups: dict[str, list[tuple[str, str]]] = {}
+        parameters = {parameter.name: parameter for parameter in self.get_params(ctx)}
+        for name in sorted(parameters, key=lambda name: often.index(name) if name in often else len(often)):
+            parameter = parameters[name]
+            title = OFTEN if name in often else getattr(parameter, "rich_help_panel", None) or "Options"
+            if (record := parameter.get_help_record(ctx)) is not None:
+                if isinstance(parameter, typer.core.TyperArgument):
+                    record = str(parameter.metavar), str(parameter.help)
+                groups.setdefault(title, []).append(record)
+        groups["Options"] = groups.pop("Options", [])  # --help: last
+        for title, records in groups.items():
+            if records:
+                with formatter.section(title):
+                    if formatter.width >= _NARROW:
+                        formatter.write_dl(records)
+                        continue
+                    for flags, text in records:
+                        formatter.write_text(flags)
+                        with formatter.indentation():
+                            formatter.write_text(text)
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002 - Typer's signature
-        format_examples(self.entry, formatter)
+        """The examples: indented lines as they are, to be copied, others as paragraphs."""
+        lines = self.entry.examples().splitlines()
+        if lines:
+            formatter.write_paragraph()
+        for verbatim, group in itertools.groupby(lines, lambda line: line[:1] in ("", " ")):
+            part = list(group)
+            formatted = part if verbatim else wrapped(" ".join(part), formatter.width)
+            formatter.write("".join(f"{line}\n" for line in formatted))
 
 
 class OptionCommand(_OptionHelp, typer.core.TyperCommand):
@@ -222,39 +249,3 @@ def _number(o: Option) -> Callable[[str], Any]:
             raise typer.BadParameter(str(error)) from None
 
     return read
-
-
-def format_groups(command: Any, ctx: Any, formatter: Any) -> None:
-    """Write the options of a command, each under the title of its group."""
-    often: Sequence[str] = command.entry.often
-    groups: dict[str, list[tuple[str, str]]] = {}
-    parameters = {parameter.name: parameter for parameter in command.get_params(ctx)}
-    for name in sorted(parameters, key=lambda name: often.index(name) if name in often else len(often)):
-        parameter = parameters[name]
-        title = OFTEN if name in often else getattr(parameter, "rich_help_panel", None) or "Options"
-        if (record := parameter.get_help_record(ctx)) is not None:
-            if isinstance(parameter, typer.core.TyperArgument):
-                record = str(parameter.metavar), str(parameter.help)
-            groups.setdefault(title, []).append(record)
-    groups["Options"] = groups.pop("Options", [])  # --help: last
-    for title, records in groups.items():
-        if records:
-            with formatter.section(title):
-                if formatter.width >= _NARROW:
-                    formatter.write_dl(records)
-                    continue
-                for flags, text in records:
-                    formatter.write_text(flags)
-                    with formatter.indentation():
-                        formatter.write_text(text)
-
-
-def format_examples(entry: CommandEntry, formatter: Any) -> None:
-    """Write the examples of a command: indented lines as they are, to be copied, others as paragraphs."""
-    lines = entry.examples().splitlines()
-    if lines:
-        formatter.write_paragraph()
-    for verbatim, group in itertools.groupby(lines, lambda line: line[:1] in ("", " ")):
-        part = list(group)
-        formatted = part if verbatim else wrapped(" ".join(part), formatter.width)
-        formatter.write("".join(f"{line}\n" for line in formatted))

@@ -47,11 +47,6 @@ class CatalogueModel:
     has_projector: bool = False
 
     @property
-    def loads_as(self) -> str:
-        """The name or path by which a Library finds it, and its draft."""
-        return self.own_name or self.path
-
-    @property
     def on_disk(self) -> bool:
         return bool(self.path)
 

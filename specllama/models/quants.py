@@ -75,12 +75,9 @@ class ModelFiles:
 
     def named(self, file: str) -> bool:
         """Whether this is the path, or the name, of one of its parts."""
-        return any(file in (path, path.rpartition("/")[2]) for path in self._paths_like(file))
+        return any(file in (path, path.rpartition("/")[2]) for path in self.paths_like(file))
 
-    def has_part(self, path: str) -> bool:
-        return path in self._paths_like(path)
-
-    def _paths_like(self, file: str) -> list[str]:
+    def paths_like(self, file: str) -> list[str]:
         """The paths of the parts that are there, and of the part that has this file's number."""
         match, paths = _SPLIT.fullmatch(file), list(self.there.values())
         if match is not None and 1 <= int(match[2]) <= self.n_parts:
@@ -228,7 +225,7 @@ def _by_tag(models: Sequence[ModelFiles], tag: str) -> Sequence[ModelFiles]:
     """
     if tag.lower().endswith(".gguf"):
         named = [m for m in models if m.named(tag)]
-        return [m for m in named if m.has_part(tag)] or named
+        return [m for m in named if tag in m.paths_like(tag)] or named
     if _QUANT.fullmatch(tag):
         return [m for m in models if m.quant == tag.upper()]
     pattern = re.compile(rf"(?<![A-Za-z0-9]){re.escape(tag)}(?=[.\-/])", re.IGNORECASE)

@@ -145,7 +145,8 @@ class ModelLoader:
         others = self._settings.others
         if others is None or service.model.path == self._settings.load.target.path:
             return await asyncio.to_thread(prepare_load, self._settings.load, None)
-        named = replace(others, target=replace(others.target, path=service.model.loads_as))
+        path = service.model.own_name or service.model.path  # by which its draft is found too
+        named = replace(others, target=replace(others.target, path=path))
         return await asyncio.to_thread(prepare_load, named, self._library)
 
     async def _load_evicting(self, evicted: list[Service], service: Service) -> None:

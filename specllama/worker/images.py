@@ -11,7 +11,7 @@ import traceback
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from specllama.client import protocol
@@ -260,10 +260,6 @@ def open_encoder(
         _leave_out(settings, error, send)
         return None
     return encoder
-
-
-def without_projector(settings: LoadSettings) -> LoadSettings:
-    return replace(settings, mmproj="none", mmproj_found=False)
 
 
 def _leave_out(settings: LoadSettings, error: SpecllamaError, send: protocol.Send) -> None:

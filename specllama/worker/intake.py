@@ -38,11 +38,11 @@ from specllama.text.detokenizer import TokenWriter
 from specllama.text.reasoning import closing_tag
 from specllama.text.reasoning_budget import ReasoningBudget, ReasoningForm
 from specllama.text.terminal import printable
-from specllama.worker.conversations import token_bytes
+from specllama.worker.conversations import detokenize, token_bytes
 from specllama.worker.load_info import sampling_defaults
 from specllama.worker.loader import Loaded
 from specllama.worker.prefix_persister import PrefixPersister
-from specllama.worker.prompts import Prompt, Prompts, answer_query, end_of_prompt
+from specllama.worker.prompts import Prompt, Prompts, answer_query
 
 _COPIED = "speculate", "draft_max", "owner", "final_probs", "exact", "warm", "end_loops"  # into the Request
 
@@ -311,6 +311,7 @@ def _outcome(work: Callable[[], object]) -> object:
 
 
 _MAX_NAMED = 10  # ids in a line
+_TAIL = 32  # tokens at the end of a prompt that are searched for an opening tag
 _PART_BYTES = 128  # that each part of a prompt counts for, since it is tokenised by itself
 _MAX_HELD = 64 * 1024 * 1024  # bytes of large messages; while there are more, no large query is accepted
 
@@ -435,7 +436,7 @@ class RequestIntake:
         is_begun = chat is not None and chat.is_begun
         # Reasoning that goes on; that in channels is complete in the prompt, and the answer follows.
         goes_on = chat is not None and is_begun and not chat.prefix and calls.thought_tag != ""
-        end = end_of_prompt(model, prompt.ids)
+        end = detokenize(model, prompt.ids[-_TAIL:])
         tag = calls.thought_tag if goes_on else closing_tag(end)
         begun = not tag and (is_begun or calls.reasoning_is_over(end))
         is_open, notes = self._loaded.settings.schema_open, list[str]()
@@ -510,7 +511,7 @@ class RequestIntake:
     def _submit(self, made: Prepared, ids: set[int], stored: CachedSequence | None = None) -> None:
         """Submit the answers of a request to the engine. stored: a text that was read from the disk."""
         if stored is not None and self.persister is not None:
-            self.persister.was_read(stored)
+            self.persister.note(stored.scope, stored.ids)
         message, model, prompt = made.message, self._loaded.model, made.prompt
         if prompt.images and len(prompt.ids) >= self._engine.target.n_ctx:
             error = context_length_error(len(prompt.ids), self._engine.target.n_ctx)

@@ -45,7 +45,7 @@ from specllama.worker.draft import (
     warm_up_drafts,
     warm_up_target,
 )
-from specllama.worker.images import checked_projector, open_encoder, without_projector
+from specllama.worker.images import checked_projector, open_encoder
 from specllama.worker.prefix_persister import model_files, prefix_key
 from specllama.worker.profile import ModelProfile, pair_key, target_key
 
@@ -95,7 +95,7 @@ class Loaded:
         self.model = model = LlamaModel(fitted, reporter("target", send), with_head=with_head)
         self.vision = open_encoder(settings, projector, model, send)
         if self.vision is None:
-            settings = without_projector(settings)
+            settings = replace(settings, mmproj="none", mmproj_found=False)
         n_outputs, n_spare = memory.rows_of_logits(settings), memory.spare_cells(settings)
         rotates = self.vision is not None and self.vision.mrope  # branches would take positions of their own
         n_branches = 0 if checked.reads_target or rotates else memory.branch_sequences(settings)

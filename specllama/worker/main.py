@@ -22,7 +22,7 @@ from specllama.client.tune_messages import Heartbeat, Loading, Serve, Trim
 from specllama.clock import running_time
 from specllama.errors import EngineError, SpecllamaError, UsageError
 from specllama.llama.kernel_build import compiles
-from specllama.processor_time import kill_descendants, of_tree, wait_while_working
+from specllama.processor_time import kill, of_tree, processes, tree, wait_while_working
 
 if TYPE_CHECKING:
     from specllama.worker.engine_core import EngineCore
@@ -93,7 +93,7 @@ class _Pipes:
 def _end() -> None:
     """End this process, and before it the compilers that it runs, whose files the main thread removes."""
     while not compiles.acquire(timeout=0.1):
-        kill_descendants()
+        kill(tree(os.getpid(), processes())[1:])
     os._exit(0)
 
 

@@ -126,10 +126,6 @@ class PrefixPersister:
             self._read[key] = text
         return text
 
-    def was_read(self, text: CachedSequence) -> None:
-        """A text was read from the disk: it need not be written."""
-        self._note(text.scope, text.ids)
-
     def persist(self) -> None:
         """Copy a text, of an idle slot or one that was moved out of the context, to be written; the next one
         in the next call. Where there is no memory for the copy yet, later.
@@ -199,10 +195,11 @@ class PrefixPersister:
         seconds = len(ids) * self._store.row_seconds
         done = self.disk.put(PrefixRecord(self._scopes[scope], ids, parts, min(seconds, 1e8)))
         if done:
-            self._note(scope, ids)
+            self.note(scope, ids)
         return done
 
-    def _note(self, scope: str, ids: Ids) -> None:
+    def note(self, scope: str, ids: Ids) -> None:
+        """A text was written, or read from the disk: it need not be written again."""
         self._written = [*self._written[-_MAX_NOTED:], (scope, ids)]
 
     def _n_usable(self, state: State, n: int) -> int:

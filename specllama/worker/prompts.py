@@ -435,7 +435,6 @@ def _checked(ids: Sequence[int], model: LlamaModel, param: str) -> list[int]:
 
 
 _PART_IDS, _PART_CHARS = 1024, 8 * 1024  # of a part of an answer: the front reads it in a few milliseconds
-_TAIL = 32  # tokens at the end of a prompt that are searched for an opening tag
 
 
 def compile_template(
@@ -493,8 +492,3 @@ def _detokenized(model: LlamaModel, question: protocol.Detokenize, prompts: Prom
 def _texts(text: str) -> Iterator[tuple[str, bool]]:
     for begin in range(0, max(1, len(text)), _PART_CHARS):
         yield text[begin : begin + _PART_CHARS], begin + _PART_CHARS < len(text)
-
-
-def end_of_prompt(model: LlamaModel, ids: Sequence[int]) -> str:
-    """The last words of a prompt, control tokens by their names."""
-    return detokenize(model, ids[-_TAIL:])

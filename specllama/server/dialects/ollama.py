@@ -123,8 +123,8 @@ class OllamaRequest(ThinkingFields, GenerationFields):
             raise FieldError("speculation.trace is for the routes below /v1 only", "speculation.trace")
         _ = self.n_logprobs
 
-    def _parameters(self) -> list[Restriction]:
-        return self.options.restricting_parameters()
+    def parameters(self) -> list[Restriction]:
+        return self.options.parameters()
 
     def params(self) -> JsonObject:
         params = self.options.sampling(logprobs=self.n_logprobs, **self.limits.params)

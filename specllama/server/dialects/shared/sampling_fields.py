@@ -303,7 +303,7 @@ class ParameterReader(ParameterFields):
         """The budget of reasoning by fields of other APIs, None without one."""
         return None
 
-    def restricting_parameters(self) -> list[Restriction]:
+    def parameters(self) -> list[Restriction]:
         values = ((name, getattr(self, name)) for name in ("json_schema", "grammar"))
         return [Restriction(name, {name: value}) for name, value in values if value is not None]
 
@@ -514,9 +514,6 @@ class SamplingFields(ParameterReader, GenerationFields):
     @property
     def expected_context(self) -> int:
         return self.num_ctx or 0
-
-    def _parameters(self) -> list[Restriction]:
-        return self.restricting_parameters()
 
 
 _OPTIONS = (

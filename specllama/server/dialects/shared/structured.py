@@ -229,7 +229,7 @@ class StructuredFields(NestedFields):
         """The restriction of the text. Raises FieldError for two restrictions, for a grammar together with
         tools, and for invalid JSON.
         """
-        given = [*self.forms(), *self._parameters(), *self._structures()]
+        given = [*self.forms(), *self.parameters(), *self._structures()]
         if len(given) > 1:
             first, second = given[0].path, given[1].path
             raise FieldError(f"{first} and {second} are both given; only one can be", first.partition(".")[0])
@@ -239,7 +239,7 @@ class StructuredFields(NestedFields):
             raise FieldError(f"tools and {one.path} are both given; {instead}", one.path)
         return one
 
-    def _parameters(self) -> list[Restriction]:
+    def parameters(self) -> list[Restriction]:
         return []
 
     def _structures(self) -> list[Restriction]:
