@@ -74,9 +74,8 @@ def load_image(data: bytes, where: str = "", scope: str = "") -> Image:
 
     Orientation by EXIF is applied, as browsers do. Of 16 bits the upper 8 count, and transparency is dropped,
     which leaves the colours that the file has behind it, both as llama-server does but for GIFs. Of an
-    animation it is the first image. where: what names the image in messages, "" for none. Raises UsageError
-    for what is no image of these formats, damaged or too large; ResourceError if there is no room for its
-    pixels.
+    animation it is the first image. where: its name in messages, "" for none. Raises UsageError for what is
+    no image of these formats, damaged or too large; ResourceError if there is no room for its pixels.
     """
     name = f"{where}: " if where else ""
     if len(data) > MAX_BYTES:

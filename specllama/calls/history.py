@@ -219,8 +219,7 @@ _BRIDGE = "OK."
 def settled(messages: Sequence[Mapping[str, Any]], system: bool, systems: bool) -> Messages:
     """The messages with those of the system where a template shows them. system: whether it shows a first
     one, which else becomes the beginning of the user's first message, as in llama.cpp; systems: whether it
-    shows several, wherever they are. Otherwise the first ones are joined, and later ones are said by the
-    user, marked.
+    shows several, wherever they are. Else the first are joined, and later ones are the user's, marked.
     """
     n = next((i for i, m in enumerate(messages) if m.get("role") != "system"), len(messages))
     if systems and system:

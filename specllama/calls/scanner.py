@@ -379,8 +379,7 @@ class PieceReader:
     """Separates the pieces of one answer: reasoning, text, and the calls that `reader` finds, None for none.
 
     closing_tag, off: see ReasoningSplitter. keep_tags: reasoning in tags is text, with its tags, and that in
-    a channel gets tags. tags: around the reasoning. has_text: whether text has begun after the latest
-    reasoning.
+    a channel gets tags. tags: around the reasoning. has_text: whether text has begun after reasoning.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """What `run` and `chat` share: images of a prompt, receiving an answer, ending it with Ctrl-C, the log file,
 measuring costs afterwards.
 
-Knows the client and its messages; how the text is shown is up to the caller. specllama/images.py decodes
+Knows the client and its messages; how texts are shown is up to the caller. specllama/images.py decodes
 images.
 """
 
@@ -269,8 +269,7 @@ def placed(text: str, images: Sequence[Image]) -> str:
 
 def dropped(line: str) -> tuple[str, list[str]]:
     """(The text before, the paths) of image files at the end of a line, as terminals paste them where files
-    are dropped: whole paths, in quotation marks, with backslashes, or as file: URLs. Only files that are
-    there.
+    are dropped: whole paths, in quotation marks, with backslashes, or as file: URLs. Only existing files.
     """
     paths = list[str]()
     if "\n" not in line and _ENDING.search(line[-16:]):

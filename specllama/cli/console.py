@@ -1,5 +1,4 @@
-"""The only place that prints. stdout carries data, stderr everything else; colour and bars on terminals
-only.
+"""The only place that prints. stdout carries data, stderr all else; colour and bars on terminals only.
 
 Texts may quote models, files and servers: on a terminal all but `write` pass text/terminal.py's filter.
 """

@@ -37,8 +37,7 @@ class CommandEntry:
 
     code: "module:function" within specllama.cli; the function takes the given options, name to value, and
     returns the exit code; its text in examples.toml, or that of the module, ends the help. options: tables of
-    options.toml, or "module:TABLE" within specllama. often: names of the options that come first in the help,
-    as a group.
+    options.toml, or "module:TABLE" within specllama. often: names of options that come first in the help.
     """
 
     code: str

@@ -86,8 +86,7 @@ class ChatInput:
     prefix_thought: reasoning of the answer before `prefix`; without a prefix it goes on itself. follows: id
     of an earlier generation whose prompt and answer these messages begin with; its ids are kept where the
     template writes the same text for them. earlier: in place of `follows`, a generation of another engine
-    process, of these messages or of the first of them. images: of the messages, whose contents have their
-    markers.
+    process, of these messages or of the first of them. images: whose markers are in the messages.
     """
 
     messages: list[JsonObject]
@@ -153,8 +152,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Generate:
-    """To the engine: write what comes after `prompt`: the answer to a chat, the rest of a text, what fills a
-    gap.
+    """To the engine: write what follows `prompt`: the answer to a chat, the rest of a text, what fills a gap.
 
     params: what the user set of SamplingParams, the model's own defaults fill in. speculate: False decodes
     plainly. forced: the text, or the ids, that is written whatever the model would write, to its end or to

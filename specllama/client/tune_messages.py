@@ -14,8 +14,7 @@ from specllama.json_types import JsonObject
 
 @dataclass(frozen=True, slots=True)
 class Tune:
-    """To the engine, when it is idle and has opened no draft: measure everything now; see tuner.py. Cancel
-    ends it.
+    """To the engine, when it is idle and has opened no draft: measure all now; see tuner.py. Cancel ends it.
 
     prompts: (workload, text) each, through the chat template unless raw. drafts: those to compare; the
     target's own file stands for the head inside it. n_tokens: most of a text, None for as many as there is
@@ -65,9 +64,8 @@ class TimedWidth:
 
 @dataclass(frozen=True, slots=True)
 class TimedCurve:
-    """Decodes after a text of n_ids. left_out: rows that there was no time or room for. spread: of decodes of
-    one row, see timing.py; None without any. disturbed: whether other programs changed the times; these are
-    not stored.
+    """Decodes after a text of n_ids. left_out: rows without time or room. spread: of decodes of one row, see
+    timing.py; None without any. disturbed: whether other programs changed the times, which are not stored.
     """
 
     n_ids: int
@@ -205,9 +203,9 @@ class Trim:
     """To the engine, which needs no model: write a trimmed copy of a draft; see worker/trim.py.
 
     source: a draft model or a head. out: the file, which has the name `temporary` until it is whole. inside:
-    the head inside a model. keep: tokens, None for as many as usual. texts: (name, text), whose tokens are
-    kept first. seen: how often each id is in the texts of earlier prompts. type: of the output matrix, "" for
-    that of the source. verify: compare what the file computes with its source. n_threads: 0 for the physical
+    the head inside a model. keep: tokens, None for the usual. texts: (name, text), whose tokens are kept
+    first. seen: how often each id is in the texts of earlier prompts. type: of the output matrix, "" for that
+    of the source. verify: compare what the file computes with its source. n_threads: 0 for the physical
     cores.
     """
 
@@ -227,12 +225,11 @@ class Trim:
 class Trimmed:
     """From the engine: the file is written and verified.
 
-    n_kept, n_vocab: tokens of the copy, and of the source's vocabulary. coverage: share of the tokens of
-    the texts that are kept, None without texts. source_bytes, n_bytes: of the files. source_step_bytes,
-    step_bytes: of the weights that a step reads, of source and copy. verified: rows of logits that are
-    the source's, bit for bit unless the output has another type. difference: the greatest one of logits,
-    None where rows were not compared. exact_context: whether the draft reads tokens that it lacks as its
-    source does.
+    n_kept, n_vocab: tokens of the copy, and of the source's vocabulary. coverage: share of the tokens of the
+    texts that are kept, None without texts. source_bytes, n_bytes: of the files. source_step_bytes,
+    step_bytes: of the weights that a step reads, of source and copy. verified: rows of logits that are the
+    source's, bit for bit unless the output has another type. difference: the greatest one of logits, None
+    where rows were not compared. exact_context: whether tokens that it lacks are read as by its source.
     """
 
     n_kept: int

@@ -1,7 +1,6 @@
 """TOML files that users and projects write: read within bounds, and with the line of every key.
 
-tomllib gives no lines, and is quadratic in the parts of a dotted key: these are bounded before it works on a
-text.
+tomllib gives no lines, and is quadratic in the parts of a dotted key: these are bounded before.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""EAGLE-3 heads: files of their own, whose encoder turns the inputs of three layers of the target into hidden
-states.
+"""EAGLE-3 heads: files whose encoder makes hidden states of the inputs of three layers of the target.
 
 Source: eagle3.cpp of llama.cpp's src/models.
 """

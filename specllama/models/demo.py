@@ -99,10 +99,8 @@ class DemoStore:
         return self.path
 
     def verify(self, progress: Callable[[int], None] = lambda _: None) -> None:
-        """Compare the file's hash. progress: called with the number of bytes read so far.
-
-        Raises NotFoundError if the file is not there, IntegrityError if the hash differs, ResourceError if it
-        cannot be read.
+        """Compare the file's hash. progress: called with the bytes read so far. Raises NotFoundError if the
+        file is not there, IntegrityError if the hash differs, ResourceError if it cannot be read.
         """
         self.require()
         with self.mapped_errors("read"), open_regular(self.path) as source:

@@ -98,8 +98,7 @@ def _with_paths(settings: LoadSettings, paths: Sequence[str]) -> LoadSettings:
 
 
 def pair_on_disk(library: Library, target: str, draft: str, draft_vocab: str = "strict") -> list[str] | None:
-    """The paths of a target and, if there is one, of its draft; None if one of them is not on disk. Uses no
-    network.
+    """The paths of a target and, if there is one, of its draft; None if one is not on disk. Uses no network.
 
     draft: "auto" for the first known draft that is on disk, "none" for none. draft_vocab: see LoadSettings.
     Raises UsageError, NotFoundError, ConfigError.

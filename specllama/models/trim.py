@@ -1,5 +1,4 @@
-"""Trimmed drafts: which tensors of a draft have a row for each token, the tokens to keep, and the file that
-is written.
+"""Trimmed drafts: which tensors of a draft have a row for each token, the tokens to keep, and the file.
 
 The source is read from its header, and no tensor but a head's d2t before the file is written.
 """

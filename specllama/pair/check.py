@@ -65,8 +65,7 @@ class PairVerdict:
 
 
 def check_pair(target: Header, draft: Header) -> PairVerdict:
-    """Whether the draft's token ids mean the same to the target by llama.cpp's rule, with notes on other
-    differences.
+    """Whether the draft's token ids mean the same to the target by llama.cpp's rule, with notes on the rest.
 
     Unlike in llama.cpp, headers without a tokenizer or with an unknown pre-tokenizer are incompatible:
     llama.cpp would not load them. Of a trimmed draft the tokens that it kept are compared. Raises GGUFError

@@ -1,5 +1,4 @@
-"""A vocabulary as llama.cpp's loader (src/llama-vocab.cpp) builds it from a header, including its
-defaults.
+"""A vocabulary as llama.cpp's loader (src/llama-vocab.cpp) builds it from a header, with its defaults.
 
 Reads no model file.
 """

@@ -1,5 +1,4 @@
-"""The event stream from which the answers of all APIs are written: made of the messages of the engine, and
-accumulated.
+"""The event stream from which all APIs' answers are written: made of the engine's messages, and accumulated.
 
 An answer sent in one piece is the accumulated stream (`Accumulator`), so that both forms agree.
 """

@@ -44,8 +44,7 @@ class MemoryLedger:
     """The free memory of host and GPUs. available: bytes that the system says can be allocated.
 
     The system counts mapped files as available, also those of loaded models, so their resident pages are
-    subtracted. For GPUs, the free memory reported by the last load is kept, and what was unloaded since is
-    added.
+    subtracted. For GPUs, the free memory of the last load is kept, and what was unloaded since added.
     """
 
     def __init__(self, available: Callable[[], int] = available_memory) -> None:

@@ -84,8 +84,7 @@ class RequestStream:
     def start(
         self, client: EngineClient, end_ids: Collection[int] = (), reader: ReaderOf | None = None
     ) -> None:
-        """Submit all completions; those of one prompt together, so that it is sent, rendered and tokenised
-        once.
+        """Submit all completions; those of a prompt together: it is sent, rendered and tokenised once.
 
         end_ids: tokens that end a completion. reader: creates the reader of a chat's answer, see
         LoadInfo.answer_reader.

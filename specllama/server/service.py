@@ -130,10 +130,9 @@ class Admission:
         gone: Callable[[], Awaitable[object]],
         seconds: float,
     ) -> list[protocol.TextVectors] | None:
-        """What a model makes of the texts of an order, in their order; loads the model. None if the client is
-        gone before. gone: returns then. seconds: limit, 0 for none. Raises BusyError without a place,
-        DeadlineError, what protocol.Embed raises, errors of the load, and EngineDiedError where the server
-        ends before.
+        """What a model makes of an order's texts, in order; loads it. None if the client is gone before.
+        gone: returns then. seconds: limit, 0 for none. Raises BusyError without a place, DeadlineError, what
+        protocol.Embed raises, errors of the load, and EngineDiedError where the server ends before.
         """
         items: list[protocol.TextVectors] = []
         with self._place() as ended:

@@ -214,8 +214,7 @@ class Grammars:
 
 
 class GrammarMask:
-    """The position of one sequence in a grammar; implements core.interfaces.Mask. end_ids: legal if the text
-    may end here.
+    """A sequence's position in a grammar; a core.interfaces.Mask. end_ids: legal if the text may end here.
 
     Tokens `ahead` are tried on a copy of the matcher, the scout: a matcher that has failed cannot be rolled
     back, and a failure on drafted tokens must not end a text that can continue without them.

@@ -1,8 +1,7 @@
 """An engine that makes vectors and scores of texts: a queue of requests, whose texts share decodes.
 
 Every decode takes a text of each request in turn, up to n_ubatch tokens, so that a request of a thousand
-texts does not hold up one of a single text; a longer text is computed alone. Texts become ids when their turn
-comes.
+texts does not hold up one of a single text; a longer text is computed alone. Texts become ids in their turn.
 """
 
 from __future__ import annotations

@@ -106,8 +106,7 @@ _CURVE_SECONDS = 2.0  # of timing widths, once for a model
 
 
 class ExactMode:
-    """Sets `Engine.exact_rows`. notes: for the user; empty until `decide` was called. decided: whether it
-    was.
+    """Sets `Engine.exact_rows`. notes: for the user; empty before `decide`. decided: whether it was called.
 
     Raises UsageError at construction for a width that does not fit a decode.
     """

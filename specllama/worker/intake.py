@@ -247,8 +247,7 @@ class Preparer:
     ) -> None:
         """Queue a job. size: bytes of its message; of two that wait, the smaller one runs first.
 
-        done: called in the thread with the result of `work`, or its error; it sees to it that the job is
-        released.
+        done: called in the thread with the result of `work`, or its error; it has the job released.
         """
         job = Job(ids, work, done)
         self._by_id.update(dict.fromkeys(ids, job))

@@ -54,16 +54,15 @@ _SLOW_FLOPS, _SLOW_BYTES = 2e10, 1e9  # per second, on a very slow machine
 
 
 class Loaded:
-    """A loaded target with its drafts. send: receives Loading and Notice messages. open_draft, reserved: see
+    """A loaded target with its drafts. send: gets Loading and Notice. open_draft, reserved: see
     protocol.Load. Raises IntegrityError, IncompatiblePairError, ResourceError, UsageError, NotFoundError,
     NetworkError.
 
     drafters: in the order in which they draft. off_reason: why nothing drafts, "" if something does.
     verdicts: on the draft model and on the head. draft: a draft model. head: in a file of its own or inside
     the target. history: the output of earlier requests, None if it is not kept. corpus: texts of files, None
-    without any. vision: the encoder of images, None for a model that sees none.
-    prefix_key, draft_prefix_key: of their prefix states on disk, memory_key: of the target's texts there; ""
-    for none.
+    without any. vision: the encoder of images, None for a model that sees none. prefix_key, draft_prefix_key:
+    of their prefix states on disk, memory_key: of the texts there; "": none.
     """
 
     def __init__(

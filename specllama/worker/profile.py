@@ -74,9 +74,8 @@ def plain_times(data: Mapping[str, Any]) -> dict[int, float]:
 
 
 def possible_times(times: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
-    """(rows, seconds) without the decodes that took too long to be true next to others: more rows take as
-    long as fewer at least, and in proportion at most. Other programs make them longer, nothing makes them
-    shorter.
+    """(rows, seconds) without decodes that took too long next to others: more rows take as long as fewer at
+    least, and in proportion at most. Other programs make them longer, nothing makes them shorter.
     """
     return [(n, t) for n, t in times if all(t <= s or can_take(n, t, m, s) for m, s in times)]
 

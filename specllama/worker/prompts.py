@@ -1,5 +1,4 @@
-"""From the texts of requests to token ids: template, conversation and tokeniser, within the context's
-limit.
+"""From the texts of requests to token ids: template, conversation and tokeniser, within the context.
 
 Used by the thread that decodes for small requests, by the preparer's thread for large ones.
 """

@@ -130,8 +130,7 @@ class AccessMiddleware:
 
     def _problem(self, scope: Scope, headers: Headers, origin: str, target: str) -> SpecllamaError | None:
         """Why a request is refused, None if it is not; sets scope["specllama.owner"] and
-        "specllama.administers". target: host in the request target, "" for none; checked in addition to the
-        header.
+        "specllama.administers". target: host in the request target, "" for none; checked too.
         """
         host = headers.get("host", "")
         named = [host, *([target] if target else [])]

@@ -1,6 +1,6 @@
 """Limits on connections: slow requests, and more connections than the server can hold.
 
-uvicorn itself waits for the head of a request without limit. Knows the states of HTTP/1.1, no routes and no
+uvicorn itself waits for a request's head without limit. Knows the states of HTTP/1.1, no routes and no
 engine.
 """
 
@@ -26,12 +26,10 @@ _OTHER_FILES = 128  # open files of the process in addition to connections
 
 
 class Connection(H11Protocol):
-    """A uvicorn connection, closed if a request head, or the rest of an unread body, takes longer than
-    head_seconds.
+    """A uvicorn connection, closed if a head, or the rest of an unread body, takes longer than head_seconds.
 
-    If more than n_most are open, the longest idle one is closed; if all have requests, the new one gets a
-    503. StreamingResponse limits slow readers, uvicorn's keep-alive limits idle clients. errors: writes
-    refusals.
+    If more than n_most are open, the longest idle one is closed; if none is, the new one gets a 503.
+    StreamingResponse limits slow readers, uvicorn's keep-alive limits idle clients. errors: writes refusals.
     """
 
     head_seconds = HEAD_SECONDS

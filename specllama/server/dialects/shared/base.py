@@ -132,8 +132,7 @@ class ApiRequest:
     """One HTTP request, and the operations available to its endpoint. models: of the server. say: gets lines
     for the operator. recent_items: items of the latest answers of /v1/responses. scopes: see Shared.
 
-    It refers to one model: the one named by `check_model` or the query `?model=`, otherwise the one in
-    memory.
+    It refers to one model: that of `check_model` or the query `?model=`, otherwise the one in memory.
     """
 
     def __init__(self, http: Request, models: ModelPool, say: Say, shared: Shared) -> None:

@@ -98,9 +98,8 @@ Documents = Annotated[list[str | RankedDocument], AtMost(MAX_INPUTS)]
 
 
 class RerankRequest(RequestBody):
-    """documents, or texts as in TEI's API: what is compared with the query. top_n: the best ones that are
-    shown. return_documents, return_text: with their texts. rid: an id of SGLang's API, whose list is the
-    answer.
+    """documents, or texts as in TEI's API: what is compared with the query. top_n: how many are shown.
+    return_documents, return_text: with their texts. rid: an id of SGLang's API, whose list is the answer.
     """
 
     asks: ClassVar[bool] = False

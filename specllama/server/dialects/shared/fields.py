@@ -1,10 +1,9 @@
 """Validates the JSON object of a request as a pydantic model, with one policy for fields.
 
-null means absent at every level, and 4.0 is a whole number. Unknown fields have no effect: they are
-ignored and reported (`RequestBody.ignored_fields`), except those that clients send with every request
-(`Body.unnamed`). Fields of other APIs that would change the text are errors; they are listed in
-fields.toml. Every list and object is bounded by AtMost, SMALL or MAX_FIELDS before its items are
-processed.
+null means absent at every level, and 4.0 is a whole number. Unknown fields have no effect: they are ignored
+and reported (`RequestBody.ignored_fields`), except those that clients always send (`Body.unnamed`). Fields of
+other APIs that would change the text are errors; they are listed in fields.toml. Every list and object is
+bounded by AtMost, SMALL or MAX_FIELDS before its items are processed.
 """
 
 from __future__ import annotations
@@ -268,9 +267,8 @@ def _named(
 
 
 def supported(data: Mapping[str, Any], own: Collection[str], path: str = "") -> JsonObject:
-    """The fields without those of other APIs that have no effect and need not be reported. own: names of the
-    model's fields. path: of the object, with a final dot. Raises FieldError for a field that would change the
-    text.
+    """The fields without those of other APIs that need not be reported. own: names of the model's fields.
+    path: of the object, with a final dot. Raises FieldError for a field that would change the text.
     """
     kept = {}
     for name, value in data.items():
@@ -374,9 +372,8 @@ def with_options(data: Mapping[str, Any], own: Collection[str]) -> Mapping[str, 
 
 
 def as_options(data: Mapping[str, Any], own: Collection[str], options: Collection[str]) -> JsonObject:
-    """The reverse: a body with its sampling fields moved to `options`, and fields of the body in
-    `options` moved out. own, options: field names of either place; a field in its own place takes
-    precedence.
+    """The reverse: a body with its sampling fields moved to `options`, and its own fields moved out. own,
+    options: field names of either place; a field in its own place takes precedence.
     """
     inner = data.get("options", {})
     if not isinstance(inner, Mapping):

@@ -1,5 +1,4 @@
-"""The figures of an answer as tools read them: llama-server's timings and progress, vLLM's metrics, our
-own.
+"""Figures of an answer as tools read them: llama-server's timings and progress, vLLM's metrics, our own.
 
 All are computed from the same counters, so that they agree. Times are in seconds unless named ms.
 """

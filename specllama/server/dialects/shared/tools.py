@@ -1,8 +1,7 @@
 """Tools in requests of all APIs: their definitions, and the choice among them.
 
 Every API reads the forms of all: clients keep those that they know. Tools that run on a provider's servers
-are left out, because agents always send some; a request that has no others, or that must call one, is
-refused.
+are left out, because agents always send some; a request with no others, or that must call one, fails.
 """
 
 from __future__ import annotations
