@@ -461,7 +461,7 @@ void check_attention(const attended & a) {
         alone.push_back(attention(r, 1, n_threads, together));
     }
     const bool ours = specllama_computed(1) > before && a.k == GGML_TYPE_F16 && a.v == GGML_TYPE_F16 &&
-                      a.dk % 16 == 0 && a.dk <= 256 && strcmp(specllama_level(), "neon") != 0;
+                      a.dk % 16 == 0 && a.dk <= 576 && strcmp(specllama_level(), "neon") != 0;
     const double allowed = ours ? 1e-4 : 5e-2;  // llama.cpp's rounds queries, and sums in 16 bits
     for (int64_t r : {0, 1, 34, 69}) {
         for (int64_t s = 0; s < a.streams; s++) {
@@ -574,7 +574,7 @@ void attentions() {
     const ggml_type types[][2] = {{GGML_TYPE_F16, GGML_TYPE_F16}, {GGML_TYPE_Q8_0, GGML_TYPE_Q8_0},
                                   {GGML_TYPE_Q4_0, GGML_TYPE_Q4_0}, {GGML_TYPE_Q8_0, GGML_TYPE_F16},
                                   {GGML_TYPE_F32, GGML_TYPE_F32}, {GGML_TYPE_BF16, GGML_TYPE_BF16}};
-    const int64_t sizes[][2] = {{64, 64}, {80, 80}, {96, 96}, {128, 128}, {256, 256}, {192, 128}, {40, 40}, {512, 512}};
+    const int64_t sizes[][2] = {{64, 64}, {80, 80}, {96, 96}, {128, 128}, {256, 256}, {192, 128}, {40, 40}, {512, 512}, {576, 512}, {640, 640}};
     const int64_t shared[][2] = {{4, 4}, {6, 2}, {8, 1}, {3, 1}};
     int at = 0;
     for (const auto & type : types) {

@@ -20,8 +20,8 @@
 namespace specllama_attention {
 
 constexpr int   FEW_QUERIES   = 4;    // up to so many queries, cells are converted as they are read
-constexpr int   MAX_HEAD_SIZE = 256;  // queries and cells of this size fit in the L1 cache
-constexpr int   SUMS_STEP     = MAX_HEAD_SIZE + CELLS;  // a query's sums of values, and after MAX_HEAD_SIZE of weights
+constexpr int   USUAL_SIZE    = 256;  // queries and cells of heads up to this size fit in the L1 cache
+constexpr int   MAX_HEAD_SIZE = 576;
 constexpr float LOG2E         = 1.44269504f;
 
 constexpr int VECTORS_PER_BLOCK = CELLS / LANES;  // vectors of a query's scores
@@ -47,11 +47,12 @@ struct query {
     unsigned            lane;       // of the next cell's weight
 };
 
-struct workspace {  // of a thread
-    float scores[QUERIES][CELLS], queries_f32[QUERIES][MAX_HEAD_SIZE], sums[QUERIES][SUMS_STEP];
-    float widened[CELLS * MAX_HEAD_SIZE];  // keys, then values
+template <int SIZE> struct workspace {  // of a thread, for heads up to this size
+    static constexpr int SUMS_STEP = SIZE + CELLS;  // a query's sums of values, and after SIZE of weights
+    float scores[QUERIES][CELLS], queries_f32[QUERIES][SIZE], sums[QUERIES][SUMS_STEP];
+    float widened[CELLS * SIZE];  // keys, then values
 };
-static_assert(sizeof(workspace) == ATTENTION_WORKSPACE, "hook.h");
+static_assert(sizeof(workspace<MAX_HEAD_SIZE>) == ATTENTION_WORKSPACE, "hook.h");
 
 inline float power_of_two(float n) {  // n: an integer up to 0; the result is 0 where it would be subnormal
     const uint32_t bits  = n < -126.0f ? 0 : (uint32_t) ((int) n + 127) << 23;
@@ -60,7 +61,7 @@ inline float power_of_two(float n) {  // n: an integer up to 0; the result is 0 
     return value;
 }
 
-class attention {
+template <int SIZE> class attention {
   public:
     // cell_order: as of visible_cells, from the first cell of the first batch on; null if unknown.
     attention(ggml_tensor * to, const uint32_t * cell_order)
@@ -78,7 +79,7 @@ class attention {
     void compute(int64_t batch, int64_t head, int64_t heads, int64_t row, int64_t rows, char * scratch) const {
         const int64_t kv_batch = batch / (q->ne[3] / k->ne[3]);
         const uint32_t * batch_order = cell_order_ == nullptr ? nullptr : cell_order_ + kv_batch * k->nb[3] / k->nb[1];
-        visible_cells cells(scratch + sizeof(workspace), k->ne[1], batch_order);
+        visible_cells cells(scratch + sizeof(workspace<SIZE>), k->ne[1], batch_order);
         bool    added[QUERIES];
         for (int r = 0; r < rows; r++) {
             added[r] = cells.scan(r, mask_of(batch, head, row + r));
@@ -87,12 +88,13 @@ class attention {
             while (to < rows && cells.continues(to)) {
                 to++;
             }
-            compute(batch, head, heads, row, from, to, added, cells, *(workspace *) scratch);
+            compute(batch, head, heads, row, from, to, added, cells, *(workspace<SIZE> *) scratch);
         }
     }
 
   private:
     static constexpr unsigned ALL_CELLS = (1u << CELLS) - 1;
+    static constexpr int SUMS_STEP = workspace<SIZE>::SUMS_STEP;
 
     ggml_tensor *       dst;
     const ggml_tensor * q, * k, * v, * mask, * sinks;
@@ -117,7 +119,7 @@ class attention {
 
     // The rows `from` to `to` (exclusive), counted from `row` on, which belong to the same sequence.
     void compute(int64_t batch, int64_t head, int64_t heads, int64_t row, int from, int to, const bool * added,
-                 visible_cells & cells, workspace & workspace) const {
+                 visible_cells & cells, workspace<SIZE> & workspace) const {
         const auto    scores      = workspace.scores;
         const auto    queries_f32 = workspace.queries_f32;
         const auto    sums        = workspace.sums;
@@ -133,7 +135,7 @@ class attention {
                 store(queries_f32[x] + d, mul(load(src + d), set1(scale)));
             }
             memset(sums[x], 0, dv * sizeof(float));
-            memset(sums[x] + MAX_HEAD_SIZE, 0, CELLS * sizeof(float));
+            memset(sums[x] + SIZE, 0, CELLS * sizeof(float));
         }
         const int64_t kv = head / (q->ne[2] / k->ne[2]), kv_batch = batch / (q->ne[3] / k->ne[3]);
         const char *  k_data = (const char *) k->data + kv * k->nb[2] + kv_batch * k->nb[3];
@@ -175,7 +177,7 @@ class attention {
     // Sixteen cells and n queries. T: floats, or 16-bit floats that are converted as they are read. The keys and values of
     // two cells are `step` numbers apart.
     template <typename T>
-    void update_all_weights(int n, query * queries, const float (*queries_f32)[MAX_HEAD_SIZE], const T * keys, int64_t step,
+    void update_all_weights(int n, query * queries, const float (*queries_f32)[SIZE], const T * keys, int64_t step,
                             float (*scores)[CELLS], float (*sums)[SUMS_STEP]) const {
         for (int x = 0; x < n; x++) {
             if (queries[x].cells != 0) {
@@ -252,7 +254,7 @@ class attention {
             for (int64_t d = 0; d < dv; d += LANES) {
                 store(sums + d, mul(load(sums + d), set1(factor)));
             }
-            for (int64_t d = MAX_HEAD_SIZE; d < SUMS_STEP; d += LANES) {
+            for (int64_t d = SIZE; d < SUMS_STEP; d += LANES) {
                 store(sums + d, mul(load(sums + d), set1(factor)));
             }
         }
@@ -265,13 +267,13 @@ class attention {
                 rotate(scored, query.lane);
             }
             for (int p = 0; p < VECTORS_PER_BLOCK; p++) {
-                float * const to = sums + MAX_HEAD_SIZE + p * LANES;
+                float * const to = sums + SIZE + p * LANES;
                 store(to, add(load(to), scored[p]));
             }
             return;
         }
         for (unsigned cells = query.cells; cells != 0; cells &= cells - 1) {
-            sums[MAX_HEAD_SIZE + query.lane] += scores[__builtin_ctz(cells)];
+            sums[SIZE + query.lane] += scores[__builtin_ctz(cells)];
             query.lane = (query.lane + 1) % CELLS;
         }
     }
@@ -326,7 +328,7 @@ class attention {
     void finish(int64_t batch, query & query, float * sums) const {
         float total = 0.0f, factor = 1.0f;
         for (int lane = 0; lane < CELLS; lane++) {
-            total += sums[MAX_HEAD_SIZE + lane];
+            total += sums[SIZE + lane];
         }
         if (sinks != nullptr) {
             const float sink = ((const float *) sinks->data)[query.head] * LOG2E;
@@ -344,7 +346,7 @@ class attention {
 };
 
 // The whole operation, divided into parts; each thread computes one part after another until none is left.
-inline void flash_attn(const ggml_compute_params * params, ggml_tensor * dst) {
+template <int SIZE> static void flash_attn_of_size(const ggml_compute_params * params, ggml_tensor * dst) {
     const ggml_tensor * q = dst->src[0];
     const ggml_tensor * k = dst->src[1], * mask = dst->src[3];
     // Heads that share keys and values; none if each head has its own mask.
@@ -365,7 +367,7 @@ inline void flash_attn(const ggml_compute_params * params, ggml_tensor * dst) {
         *(const uint32_t **) params->wdata = specllama_cell_order(k);
     }
     specllama_ggml.barrier(params->threadpool);
-    const attention operation(dst, *(const uint32_t * const *) params->wdata);
+    const attention<SIZE> operation(dst, *(const uint32_t * const *) params->wdata);
     char * const    shared = (char *) (((uintptr_t) params->wdata + 127) / 64 * 64);  // after that address, aligned
     char * const    scratch = shared + params->ith * attention_scratch(k->ne[1]);
     for (int64_t part = params->ith; part < parts; part = specllama_ggml.chunk_add(params->threadpool, 1)) {
@@ -373,6 +375,11 @@ inline void flash_attn(const ggml_compute_params * params, ggml_tensor * dst) {
         operation.compute(part / groups / (q->ne[2] / heads), head, heads, row, std::min(rows, q->ne[1] - row),
                           scratch);
     }
+}
+
+inline void flash_attn(const ggml_compute_params * params, ggml_tensor * dst) {
+    const bool usual = dst->src[1]->ne[0] <= USUAL_SIZE && dst->src[2]->ne[0] <= USUAL_SIZE;
+    (usual ? flash_attn_of_size<USUAL_SIZE> : flash_attn_of_size<MAX_HEAD_SIZE>)(params, dst);
 }
 
 }  // namespace specllama_attention

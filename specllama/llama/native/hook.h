@@ -59,7 +59,7 @@ const uint32_t * specllama_cell_order(const ggml_tensor * cache);
 // The work buffer of flash_attn in bytes: shared by all threads, and for each thread, which depends on the number of cells.
 // It holds attention.h's `workspace`, and visible_cells.h's masks of 16 rows and two more, with a bit for each cell, and two
 // lists of cells.
-constexpr size_t ATTENTION_SHARED = 2 * 64, ATTENTION_WORKSPACE = (16 * (16 + 256 + 272) + 16 * 256) * sizeof(float);
+constexpr size_t ATTENTION_SHARED = 2 * 64, ATTENTION_WORKSPACE = (16 * (16 + 576 + 592) + 16 * 576) * sizeof(float);
 inline int64_t attention_words(int64_t cells) { return GGML_PAD(cells / 16 + 2, 4); }
 inline size_t attention_scratch(int64_t cells) {
     const size_t lists = 18 * attention_words(cells) * sizeof(uint16_t) + 2 * cells * sizeof(int32_t);
