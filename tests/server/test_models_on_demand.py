@@ -207,6 +207,11 @@ class TestNames:
         reply = Api(single.host, single.port).get(f"/health?model={BROKEN}")
         assert (reply.status, reply.error["message"]) == (503, "the model cannot be loaded")
 
+    def test_health_names_no_models_without_a_key(self, both: Server, single: Server) -> None:
+        reply = Api(single.host, single.port).get("/health?model=nothing")
+        assert (reply.status, reply.error["message"]) == (404, "there is no such model here")
+        assert TINY in both.get("/health?model=nothing").error["message"]
+
     def test_a_pinned_model_is_served_alone(self, tmp_path: Path, disk: Path) -> None:
         with several(tmp_path, disk, "-m", "8B", "--alias", "mine", "--strict-model") as one:
             assert list(models(one)) == ["mine"]

@@ -18,7 +18,14 @@ from specllama.client.model_info import LoadInfo, ModelInfo
 from specllama.client.protocol import Slots, Tokenized
 from specllama.config.text_file import expanded
 from specllama.core.sampling.params import PARAMETERS, SamplingParams
-from specllama.errors import EngineDiedError, NotSupportedError, ResourceError, SpecllamaError, UsageError
+from specllama.errors import (
+    EngineDiedError,
+    NotFoundError,
+    NotSupportedError,
+    ResourceError,
+    SpecllamaError,
+    UsageError,
+)
 from specllama.images import MEDIA_MARKER
 from specllama.json_types import JsonObject
 from specllama.option import Option
@@ -295,6 +302,10 @@ async def drain(api: ApiRequest) -> Response:
 async def health(api: ApiRequest, ready: bool = False) -> Response:
     """Never waits for the engine. Without a valid key no details are shown. ready: also for new requests."""
     known = bool(api.owner) or not api.settings.keys
+    try:
+        api.check_model(None)
+    except NotFoundError as error:  # which names the models
+        raise error if known else NotFoundError("there is no such model here") from None
     problem = api.supervisor.problem if known else api.supervisor.public_problem
     if not problem and api.service.lease.state == "unloaded":
         damage = (await api.models.details(api.service.model)).problem
