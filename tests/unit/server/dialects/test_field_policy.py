@@ -290,6 +290,27 @@ def test_structured_fields_with_wrong_values(api: str, fields, param: str) -> No
     assert error.value.details["param"] in error.value.message
 
 
+WRONG: dict[str, list[Any]] = {  # values by the parameter's name
+    "temperature": ["hot", -0.1, True], "top_k": [1.5, 2**40], "top_p": [1.5], "min_p": [-1],
+    "presence_penalty": [1000], "repeat_penalty": [0], "typical_p": [1.5], "mirostat": [3],
+    "dry_multiplier": [-1, 101], "seed": ["1", 2**70],
+    "stop": [5, [5], ["x"] * 65, ["x"] * 60_000, "x" * 5000],
+    "logit_bias": [{"x" * 65: 1}, {"1": 1e300}, {str(i): 1 for i in range(1025)}, [[1]]],
+}  # fmt: skip
+
+
+@every
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_values_of_parameters(api: str, name: str) -> None:
+    """Next to the conversation, and in options."""
+    for value in WRONG[name]:
+        for fields, param in (({name: value}, name), ({"options": {name: value}}, f"options.{name}")):
+            with pytest.raises(FieldError) as error:
+                asked(api, **fields)
+            assert str(error.value.details["param"]).startswith(param), error.value.message
+            assert len(error.value.message) < 300
+
+
 @every
 def test_stop_tokens_and_times_in_memory(api: str) -> None:
     assert asked(api, stop_token_ids=[]).params["stop_token_ids"] == []
