@@ -73,7 +73,6 @@ def test_a_field_that_cannot_be_used(server: Server, fields, param) -> None:
         ({"prompt": "x", "echo": True}, "echo"),
         ({"prompt": "x", "suffix": 5}, "suffix"),
         ({"prompt": [5, 6], "suffix": "y"}, "suffix"),
-        ({"prompt": "x", "n_indent": -1}, "n_indent"),
         ({"prompt": "x", "t_max_prompt_ms": 0.5}, "t_max_prompt_ms"),
         ({"prompt": "x", "best_of": 3}, "best_of"),
         ({"prompt": "x", "logprobs": 21}, "logprobs"),

@@ -293,7 +293,8 @@ def test_structured_fields_with_wrong_values(api: str, fields, param: str) -> No
 WRONG: dict[str, list[Any]] = {  # values by the parameter's name
     "temperature": ["hot", -0.1, True], "top_k": [1.5, 2**40], "top_p": [1.5], "min_p": [-1],
     "presence_penalty": [1000], "repeat_penalty": [0], "typical_p": [1.5], "mirostat": [3],
-    "dry_multiplier": [-1, 101], "seed": ["1", 2**70],
+    "dry_multiplier": [-1, 101], "seed": ["1", 2**70], "xtc_probability": [1.5],
+    "top_n_sigma": [True, 101], "adaptive_decay": [1], "n_indent": [-1], "t_max_predict_ms": ["soon"],
     "stop": [5, [5], ["x"] * 65, ["x"] * 60_000, "x" * 5000],
     "logit_bias": [{"x" * 65: 1}, {"1": 1e300}, {str(i): 1 for i in range(1025)}, [[1]]],
 }  # fmt: skip
@@ -371,8 +372,14 @@ def test_samplers_and_their_order(api: str) -> None:
     named = asked(api, samplers=["Temp", "top-k", "infill", "tfs_z", "nucleus"]).params
     assert named["samplers"] == ["temperature", "top_k", "infill", "top_p"]
     assert named["infill_sampling"] is True
-    for samplers in ("kz", ["magic"], ["infill"], ["top_k"] * 33):
-        with pytest.raises(FieldError, match="samplers") as error:
+    for samplers, words in (
+        ("kz", "samplers.*'z'"),
+        (["top_k", "magic"], "samplers.*'magic'"),
+        (["infill"], "samplers.*top_k"),
+        (["infill", "top_k"], "samplers.*top_k"),
+        (["top_k"] * 33, "samplers.*32"),
+    ):
+        with pytest.raises(FieldError, match=words) as error:
             asked(api, samplers=samplers)
         assert error.value.details["param"].endswith("samplers")
 
