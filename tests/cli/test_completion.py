@@ -19,6 +19,7 @@ from specllama.config.options import CHAT, RUN
 from specllama.models import manifest
 from specllama.option import GGUF, LIST
 from tests.support.command import Command
+from tests.support.forks import fork_server
 
 SCRIPTS = Path(sys.executable).parent  # where the installed command is
 COMMANDS = ["chat", "doctor", "models", "pair-check", "pull", "run"]
@@ -53,11 +54,16 @@ class Shells:
         for name in FILES:
             (self.here / name).parent.mkdir(parents=True, exist_ok=True)
             (self.here / name).write_bytes(b"GGUF")
-        path = os.pathsep.join([str(SCRIPTS), os.environ.get("PATH", "")])
+        self.installed = os.pathsep.join([str(SCRIPTS), os.environ.get("PATH", "")])
+        path = self.installed
+        if (forks := fork_server(self.command.environment())) is not None:
+            (home / "bin").mkdir()
+            forks.write_command(home / "bin" / "specllama")
+            path = os.pathsep.join([str(home / "bin"), path])
         self.env = self.command.environment({"PATH": path, "HF_HOME": None, "HF_HUB_CACHE": None})
 
     def say(self, *command: str, **env: str) -> str:
-        """What a command prints; nothing goes to stderr."""
+        """What a command prints; nothing goes to stderr. PATH=self.installed: no forks."""
         done = subprocess.run(
             command,
             capture_output=True,
@@ -74,6 +80,7 @@ class Shells:
         file = self.home / f"complete.{shell}"
         if not file.exists():
             test_mode = {"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
+            test_mode["PATH"] = self.installed
             file.write_text(self.say("specllama", "--show-completion", shell, **test_mode))
         return file
 
@@ -253,6 +260,7 @@ class TestBash:
             (shells.home / "shims" / name).mkdir(parents=True, exist_ok=True)
             (shells.home / "shims" / name / "__init__.py").write_text("raise SystemExit('loaded')\n")
         env = {"PYTHONPATH": os.pathsep.join([shells.env["PYTHONPATH"], str(shells.home / "shims")])}
+        env["PATH"] = shells.installed
         seconds = []
         for _ in range(5):
             begin = os.times()
@@ -267,7 +275,9 @@ class TestBash:
     def test_variables_that_no_shell_sets(self, shells: Shells, variables: dict[str, str]) -> None:
         done = subprocess.run(
             ["specllama"], capture_output=True, text=True, timeout=60, check=False,
-            env=shells.env | {"_SPECLLAMA_COMPLETE": "complete_bash"} | variables,
+            env=shells.env
+            | {"PATH": shells.installed, "_SPECLLAMA_COMPLETE": "complete_bash"}
+            | variables,
         )  # fmt: skip
         assert done.stdout == ""
         assert "Traceback" not in done.stderr
@@ -276,10 +286,12 @@ class TestBash:
 @needs("bash")
 def test_the_completion_is_installed(shells: Shells, tmp_path: Path) -> None:
     """As a user does it, in a shell that it finds out about by itself."""
-    output = shells.say("bash", "--norc", "-c", "specllama --install-completion; true", HOME=str(tmp_path))
+    path = {"PATH": shells.installed}
+    install = "specllama --install-completion; true"
+    output = shells.say("bash", "--norc", "-c", install, HOME=str(tmp_path), **path)
     assert "bash completion installed in" in output
     assert "specllama" in (tmp_path / ".bashrc").read_text()
-    shown = shells.say("bash", "--norc", "-c", "specllama --show-completion; true")
+    shown = shells.say("bash", "--norc", "-c", "specllama --show-completion; true", **path)
     (installed,) = (tmp_path / ".bash_completions").iterdir()
     assert installed.read_text() == shown.strip()
     line = f". {shlex.quote(str(tmp_path / '.bashrc'))}; complete -p specllama"

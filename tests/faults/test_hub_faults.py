@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ import pytest
 
 from tests.support import ggufbytes as g
 from tests.support.command import MAIN, Command, Result, assert_error
-from tests.support.hub import LocalHub, Repo
+from tests.support.hub import LocalHub, Repo, local_hub
 from tests.support.paths import ROOT
 
 NAME, FILE = "user/model-GGUF", "model-Q4_K_M.gguf"
@@ -129,30 +130,27 @@ def closed_port() -> int:
 
 def test_an_unreachable_hub_is_an_error(pull: Puller) -> None:
     port = closed_port()
-    proxies: dict[str, str | None] = {"HTTP_PROXY": f"http://127.0.0.1:{port}", "NO_PROXY": ""}
-    ways: dict[str, dict[str, str | None]] = {
-        "refused": {"HF_ENDPOINT": f"http://127.0.0.1:{port}"},
-        "no such name": {"HF_ENDPOINT": "http://nowhere.invalid"},
-        "no address": {"HF_ENDPOINT": "nonsense"},
-        "a proxy that is down": {**proxies, "HF_ENDPOINT": "http://hub.invalid"},
-        "no proxy URL": {
-            **proxies,
-            "HTTP_PROXY": "nonsense://x",
-            "HF_ENDPOINT": "http://hub.invalid",
-        },
-    }
     lines = [("pull", NAME), ("run", "-m", NAME, "-p", "x")]
-    for env in ways.values():
-        for result in pull.command.many(*lines, env={**pull.hub.environ(), **env}, timeout=40):
-            assert_error(result, 5)
-    pull.hub.faults.hang = 30.0
-    assert_error(pull("pull", NAME, timeout=40), 5, "no response")
-    pull.hub.faults.hang = 0.0
-    pull.hub.faults.html = True
-    assert_error(pull("pull", NAME), 5, "does not respond as a hub does")
-    pull.hub.faults.html = False
-    pull.hub.faults.api_statuses = [503] * 9
-    assert_error(pull("pull", NAME, timeout=40), 5, "has a problem (503)")
+    down: dict[str, str | None] = {"NO_PROXY": "", "HF_ENDPOINT": "http://hub.invalid"}
+    with local_hub() as silent, local_hub() as foreign, local_hub() as busy:
+        silent.faults.hang, foreign.faults.html, busy.faults.api_statuses = 30.0, True, [503] * 99
+        ways: list[tuple[dict[str, str | None], str]] = [
+            ({"HF_ENDPOINT": f"http://127.0.0.1:{port}"}, ""),
+            ({"HF_ENDPOINT": "http://nowhere.invalid"}, ""),
+            ({"HF_ENDPOINT": "nonsense"}, ""),
+            ({**down, "HTTP_PROXY": f"http://127.0.0.1:{port}"}, ""),
+            ({**down, "HTTP_PROXY": "nonsense://x"}, ""),
+            (silent.environ(), "no response"),
+            (foreign.environ(), "does not respond as a hub does"),
+            (busy.environ(), "has a problem (503)"),
+        ]
+        with ThreadPoolExecutor(len(ways)) as pool:  # most wait, between attempts or for a response
+            envs = [{**pull.hub.environ(), **env} for env, _ in ways]
+            asked = [pool.submit(pull.command.many, *lines, env=env, timeout=60) for env in envs]
+        silent.faults.hang = 0.0
+    for (_, needle), results in zip(ways, asked, strict=True):
+        for result in results.result():
+            assert_error(result, 5, needle)
     assert pull.contents() == []
 
 
@@ -231,7 +229,7 @@ def test_a_stopped_download_is_resumed(pull: Puller, how: signal.Signals) -> Non
     have = (pull.blobs / partial).stat().st_size
     assert have >= len(LARGE) // 2
     assert (pull.blobs / partial).read_bytes() == LARGE[:have]
-    pull.hub.faults.rate = 0.0
+    pull.hub.faults.rate, pull.hub.faults.small_buffers = 0.0, False
     assert_complete(pull, pull("pull", NAME))
     last = pull.hub.content_requests()[-1].headers
     assert last["Range"] == f"bytes={have}-"
@@ -264,7 +262,7 @@ def test_a_download_of_another_revision_is_kept(pull: Puller) -> None:
     pull.wait_for(50_000)
     stopped.send_signal(signal.SIGINT)
     stopped.communicate(timeout=60)
-    pull.hub.faults.rate = 0.0
+    pull.hub.faults.rate, pull.hub.faults.small_buffers = 0.0, False
     pull.hub.repos[NAME].files[FILE] = newer
     assert pull("pull", NAME).code == 0
     assert f"{ETAG}.incomplete" in pull.contents()

@@ -197,10 +197,6 @@ REFUSED = [
     ({"input_extra": [{"text": "a"}] * 1025}, "input_extra", "at most 1024"),
     ({"prompt": ["a"]}, "prompt", "string"),
     ({"id_slot": -2}, "id_slot", "-1"),
-    ({"n_indent": -1}, "n_indent", "0"),
-    ({"t_max_predict_ms": "soon"}, "t_max_predict_ms", "integer"),
-    ({"samplers": ["infill", "top_k"]}, "samplers", "top_k"),
-    ({"samplers": ["infill"]}, "samplers", "top_k"),
     ({"prompt": "x" * 3_000_000}, None, "exceeds"),
 ]
 

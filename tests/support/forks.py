@@ -20,6 +20,7 @@ import gc
 import importlib
 import json
 import os
+import pkgutil
 import runpy
 import select
 import signal
@@ -56,7 +57,7 @@ _WITH_ENGINE = (
 _AT_ABORT = "GGML_NO_BACKTRACE"  # but for this one, which it reads late
 _IMPORTS = (
     *("specllama.cli.app", "specllama.server.main", "typer._adapters", "pydantic.type_adapter"),
-    "specllama.text.chat_template",
+    *("specllama.text.chat_template", "specllama.cli.completion", "specllama.cli.llama_cpp_flags"),
 )
 _N_PIPES = 3
 _SHIM = """#!{python} -IS
@@ -369,9 +370,12 @@ def _import_engine() -> bool:
     if sys.platform != "linux":
         return False
     with contextlib.suppress(SpecllamaError, ImportError):
+        from specllama import drafters
         from specllama.llama.library import devices
         from specllama.worker import engine_core  # noqa: F401
 
+        for found in pkgutil.iter_modules(drafters.__path__, "specllama.drafters."):
+            importlib.import_module(found.name)
         return not any(device.gpu for device in devices())
     return False
 
@@ -463,11 +467,19 @@ def _import_commands() -> None:
     for name in _IMPORTS:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
-    from specllama.cli.app import COMMANDS
+    import typer
+
+    from specllama.cli import typer_options
+    from specllama.cli.app import COMMANDS, app
 
     for command in COMMANDS.values():
-        command.table()
         command.function()
+    # Typer makes its commands anew at each call, and a fork has one.
+    typer.main.get_command = functools.cache(typer.main.get_command)
+    typer.main.get_command(app)
+    build = typer_options.build
+    made = {id(command): build(name, command) for name, command in COMMANDS.items()}
+    typer_options.build = lambda name, entry: made.get(id(entry)) or build(name, entry)
 
 
 if __name__ == "__main__":

@@ -34,6 +34,19 @@ class Tensor:
     offset: int | None = None
 
 
+class BytesSource:
+    """A GGUF file in memory, which may say that it has another size. n_requested: bytes requested so far."""
+
+    def __init__(self, data: bytes, name: str = "memory.gguf", size: int | None = None) -> None:
+        self.data, self.name = data, name
+        self.size = len(data) if size is None else size
+        self.n_requested = 0
+
+    def read(self, offset: int, n: int) -> bytes:
+        self.n_requested += n
+        return self.data[offset : offset + n]
+
+
 def u32(value: int) -> Typed:
     return Typed("u32", value)
 

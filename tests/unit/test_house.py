@@ -325,51 +325,35 @@ def loaded_after(code: str, *modules: str) -> set[str]:
     return set(done.stdout.splitlines()[-1].split())
 
 
-def test_importing_the_package_loads_nothing_heavy() -> None:
-    assert loaded_after("import specllama", *HEAVY, "typer", "rich") == set()
-
-
-def test_names_of_the_package_arrive_when_used() -> None:
-    assert (
-        loaded_after("from specllama import SamplingParams, LoadSettings, EngineClient, RunStats", *HEAVY)
-        == set()
-    )
-
-
-def test_help_loads_nothing_heavy() -> None:
-    assert (
-        loaded_after("from specllama.cli.app import run_app\nassert run_app(['--help']) == 0", *HEAVY)
-        == set()
-    )
-
-
-def test_a_front_loads_nothing_heavy_before_its_engine_answers() -> None:
-    """Nor what reads the headers of models that come with the program."""
-    code = """
+RUN_WITHOUT_MODEL = """
 from specllama.cli.app import run_app
 import specllama.client.client
 assert run_app(["run", "-p", "Hi", "-m", "nowhere.gguf"]) > 1
 """
-    assert loaded_after(code, *HEAVY, "asyncio", "importlib.metadata") == set()
-
-
-def test_parts_of_core_that_fronts_import_are_light() -> None:
-    imports = "\n".join(f"import specllama.{module}" for module in LIGHT_CORE)
-    assert loaded_after(imports, *HEAVY) == set()
-
-
-def test_a_server_loads_no_engine() -> None:
-    assert loaded_after("import specllama.server.main", "numpy", "llama_cpp", "jinja2") == set()
-
-
-def test_the_draft_of_the_embedded_target_is_known_without_its_header() -> None:
-    code = """
+DRAFT_OF_THE_EMBEDDED_TARGET = """
 from specllama.models.prepare import known_draft
 from specllama.models.resolve import Library
 library = Library()
 assert known_draft(library, library.on_disk(library.parse("pydoc", "-m"), "-m")) is not None
 """
-    assert loaded_after(code, "numpy") == set()
+
+
+@pytest.mark.parametrize(
+    ("code", "modules"),
+    [
+        ("import specllama", (*HEAVY, "typer", "rich")),
+        ("from specllama import SamplingParams, LoadSettings, EngineClient, RunStats", HEAVY),
+        ("from specllama.cli.app import run_app\nassert run_app(['--help']) == 0", HEAVY),
+        # Nor what reads the headers of models that come with the program.
+        (RUN_WITHOUT_MODEL, (*HEAVY, "asyncio", "importlib.metadata")),
+        ("\n".join(f"import specllama.{module}" for module in LIGHT_CORE), HEAVY),
+        ("import specllama.server.main", ("numpy", "llama_cpp", "jinja2")),
+        (DRAFT_OF_THE_EMBEDDED_TARGET, ("numpy",)),
+    ],
+    ids=["import", "names", "help", "before the engine answers", "core", "server", "known draft"],
+)
+def test_nothing_heavy_is_loaded_before_it_is_needed(code: str, modules: tuple[str, ...]) -> None:
+    assert loaded_after(code, *modules) == set()
 
 
 def test_no_front_renders_a_template() -> None:

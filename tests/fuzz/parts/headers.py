@@ -16,6 +16,7 @@ from specllama.errors import GGUFError, UsageError
 from specllama.gguf.header import Header, read_header, read_source
 from tests.fuzz import gguf_pieces
 from tests.fuzz.gguf_pieces import Entry, Pieces
+from tests.support.ggufbytes import BytesSource
 
 BUILT_IN = (EMBEDDED_TARGET, EMBEDDED_DRAFT)
 _FULL = 0.1  # share of inputs with the whole vocabulary
@@ -118,18 +119,6 @@ class Load(Headers):
                 core.step()
             ends = {type(message).__name__ for message in messages if isinstance(message, (m.Done, m.Failed))}
             return "+".join(sorted(ends))
-
-
-class BytesSource:
-    """A file in memory."""
-
-    name = "memory.gguf"
-
-    def __init__(self, data: bytes) -> None:
-        self._data, self.size = data, len(data)
-
-    def read(self, offset: int, n: int) -> bytes:
-        return self._data[offset : offset + n]
 
 
 @functools.cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -36,8 +37,20 @@ def after(prediction: list[int], text: list[int], limit: int = 4) -> list[int]:
     return [p.token for p in drafter.propose(SEQ, limit)]
 
 
-def test_drafts_from_the_first_token_on() -> None:
-    assert after(OLD, OLD[:1]) == OLD[1:5]
+@pytest.mark.parametrize(
+    ("text", "drafted"),
+    [
+        (OLD[:1], OLD[1:5]),  # from the first token on
+        (OLD[:57], OLD[57:]),  # to the end of the prediction
+        (OLD, []),
+        ([1, 2, 3, 4, 5, 6, 7, 8, *OLD[:3]], OLD[3:7]),  # behind a text before the prediction
+        ([*OLD[:10], *OLD[40:43]], OLD[43:47]),  # behind a deleted passage
+        ([*OLD[:10], *range(20), *OLD[10:13]], OLD[13:17]),  # behind an inserted passage
+    ],
+)
+def test_places_of_the_prediction(text: list[int], drafted: list[int]) -> None:
+    assert after(OLD, text) == drafted
+    assert after(OLD, text, 20)[:4] == drafted
 
 
 def test_goes_on_where_a_text_taken_out_of_its_slot_had_got_to() -> None:
@@ -50,28 +63,10 @@ def test_the_prompt_is_no_part_of_the_text() -> None:
     assert [p.token for p in drafter.propose(SEQ, 3)] == OLD[1:4]
 
 
-def test_ends_with_the_prediction() -> None:
-    assert after(OLD, OLD[:57], 20) == OLD[57:]
-    assert after(OLD, OLD) == []
-    assert after([5], [5]) == []
-
-
-def test_a_text_before_the_prediction_is_passed_over() -> None:
-    assert after(OLD, [1, 2, 3, 4, 5, 6, 7, 8, *OLD[:3]]) == OLD[3:7]
-
-
 def test_goes_on_after_a_renamed_token_and_repeats_the_change() -> None:
     old = [*OLD[:12], 50, *OLD[12:24], 50, *OLD[24:]]
     new = [*OLD[:12], 60, *OLD[12:24]]
     assert after(old, new, 3) == [60, *OLD[24:26]]
-
-
-def test_goes_on_after_a_deleted_passage() -> None:
-    assert after(OLD, [*OLD[:10], *OLD[40:43]]) == OLD[43:47]
-
-
-def test_goes_on_after_an_inserted_passage() -> None:
-    assert after(OLD, [*OLD[:10], *range(20), *OLD[10:13]]) == OLD[13:17]
 
 
 def test_of_equal_places_the_next_one_is_taken() -> None:
@@ -93,7 +88,7 @@ def test_only_the_nearest_candidates_are_compared() -> None:
 
 
 def test_nothing_without_a_prediction() -> None:
-    assert after([], OLD[:3]) == []
+    assert after([], OLD[:3]) == after([5], [5]) == []
     drafter = started(OLD, OLD[:1])
     drafter.forget(SEQ)
     drafter.start(SEQ, OLD[:3])

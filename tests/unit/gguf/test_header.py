@@ -21,22 +21,7 @@ from specllama.gguf.header import Header, read_header, read_model, read_source
 from specllama.gguf.parse import parse
 from specllama.gguf.source import FileSource
 from specllama.heads.check import check_model
-from tests.support.ggufbytes import GGUF, Tensor, Typed, llama, string, u32, words
-
-
-class BytesSource:
-    """A source in memory. n_requested: bytes requested so far."""
-
-    name = "memory.gguf"
-
-    def __init__(self, data: bytes, size: int | None = None) -> None:
-        self.data = data
-        self.size = len(data) if size is None else size
-        self.n_requested = 0
-
-    def read(self, offset: int, n: int) -> bytes:
-        self.n_requested += n
-        return self.data[offset : offset + n]
+from tests.support.ggufbytes import GGUF, BytesSource, Tensor, Typed, llama, string, u32, words
 
 
 def write(path: Path, gguf: GGUF | bytes) -> Path:

@@ -12,16 +12,7 @@ from specllama.gguf.header import read_header, read_source
 from specllama.gguf.projector import Projector, check_fits, read_projector
 from specllama.heads.check import check_model
 from tests.support import tiny_mmproj, tinygguf
-from tests.support.ggufbytes import GGUF, Tensor
-
-
-class Bytes:
-    def __init__(self, data: bytes) -> None:
-        self.data, self.size, self.name = data, len(data), "mmproj.gguf"
-
-    def read(self, offset: int, n: int) -> bytes:
-        return self.data[offset : offset + n]
-
+from tests.support.ggufbytes import GGUF, BytesSource, Tensor
 
 NEEDED = tuple(
     Tensor(f"v.{name}.weight", (1, 1), 1)
@@ -33,7 +24,8 @@ def projector(kind: str, tensors: tuple[Tensor, ...] = (), max_tokens: int = 0, 
     sizes = {"patch_size": 14, "image_size": 896, "embedding_length": 1152, "block_count": 1} | vision
     keys = {"general.architecture": "clip", "clip.has_vision_encoder": True, "clip.projector_type": kind}
     keys |= {f"clip.vision.{key}": value for key, value in sizes.items()}
-    return read_projector(read_source(Bytes(GGUF(keys, (*tensors, *NEEDED)).build())), max_tokens)
+    source = BytesSource(GGUF(keys, (*tensors, *NEEDED)).build(), "mmproj.gguf")
+    return read_projector(read_source(source), max_tokens)
 
 
 def test_an_image_of_gemma_3_is_computed_at_once() -> None:
@@ -124,7 +116,9 @@ def test_the_projector_of_another_model_is_refused_by_its_width(tmp_path: Path) 
 def test_the_projector_of_another_family_is_refused_where_that_is_certain(
     kind: str, architecture: str, fits: bool
 ) -> None:
-    target = read_source(Bytes(GGUF({"general.architecture": architecture, "general.name": "m"}).build()))
+    target = read_source(
+        BytesSource(GGUF({"general.architecture": architecture, "general.name": "m"}).build())
+    )
     if fits:
         check_fits(projector(kind), target)
         return
@@ -141,7 +135,7 @@ def test_a_number_with_which_ggml_would_end_the_process() -> None:
     keys = {"general.architecture": "clip", "clip.has_vision_encoder": True}
     epsilon = {"clip.vision.attention.layer_norm_epsilon": -1e-6}
     with pytest.raises(GGUFError, match=r"layer_norm_epsilon at byte .*: -.* is not in 0 to 1"):
-        read_projector(read_source(Bytes(GGUF(keys | epsilon).build())))
+        read_projector(read_source(BytesSource(GGUF(keys | epsilon).build())))
 
 
 def test_a_tensor_without_which_libmtmd_would_crash() -> None:
@@ -153,4 +147,4 @@ def test_a_tensor_without_which_libmtmd_would_crash() -> None:
 
 def test_sound_is_no_image() -> None:
     with pytest.raises(UsageError, match="has no encoder of images"):
-        read_projector(read_source(Bytes(GGUF({"general.architecture": "clip"}).build())))
+        read_projector(read_source(BytesSource(GGUF({"general.architecture": "clip"}).build())))

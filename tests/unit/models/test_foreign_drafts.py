@@ -12,19 +12,9 @@ from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specllama.gguf.header import Header, identity, read_header
 from specllama.models.foreign_drafts import PAYS, DraftRecord, MeasuredDrafts, Source
 from specllama.models.prepare import pair_on_disk
-from specllama.models.progress import Listener
 from specllama.models.resolve import Library
+from tests.support.demo import Notes
 from tests.support.foreign import permuted
-
-
-class Notes(Listener):
-    """Collects notes."""
-
-    def __init__(self) -> None:
-        self.texts: list[str] = []
-
-    def note(self, text: str) -> None:
-        self.texts.append(text)
 
 
 @pytest.fixture
@@ -48,7 +38,7 @@ def chosen(target: Path, vocab: str) -> tuple[str | None, list[str]]:
     notes = Notes()
     pair = pair_on_disk(Library(notes), str(target), "auto", vocab)
     assert pair is not None
-    return (pair[1] if len(pair) > 1 else None), notes.texts
+    return (pair[1] if len(pair) > 1 else None), notes.notes
 
 
 def header(path: Path) -> Header:

@@ -14,7 +14,6 @@ from specllama.models import manifest
 from specllama.models.foreign_drafts import head_beside, heads_named_for
 from specllama.models.memory.plan import PlanSettings, plan_memory
 from specllama.models.prepare import _note_memory, pair_on_disk
-from specllama.models.progress import Listener
 from specllama.models.quants import (
     candidates,
     choose,
@@ -26,6 +25,7 @@ from specllama.models.quants import (
 )
 from specllama.models.resolve import Library
 from tests.support import tinygguf, tinyheads, tinymtp
+from tests.support.demo import Notes
 
 HEADS = [
     "mtp-Qwen3.6-27B-Q4_K_M.gguf", "MTP/gemma-4-12B-it-MTP-F16.gguf", "Qwen3-8B-eagle3.gguf", "eagle3.gguf",
@@ -36,16 +36,6 @@ MODELS = [
     "Qwen3.6-27B-MTP-UD-Q4_K_XL.gguf", "gemma-4-26B-A4B-it.gguf", "code-assistant-7b.Q4_K_M.gguf",
     "GLM-4.7-Flash-MTP-default-Q8_0.gguf", "openassistant-llama2-13b.Q4_0.gguf",
 ]  # fmt: skip
-
-
-class Listening(Listener):
-    """Keeps the notes."""
-
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-
-    def note(self, message: str) -> None:
-        self.notes.append(message)
 
 
 def test_names_of_heads_and_of_models() -> None:
@@ -99,7 +89,7 @@ def test_a_head_next_to_the_model_is_its_draft(tmp_path: Path) -> None:
     head = tinymtp.qwen35(tmp_path / "MTP" / "tiny-F16.gguf", part="head")
     (tmp_path / "mtp-tiny-damaged.gguf").write_bytes(head.read_bytes()[:5000])
     assert head_beside(str(target), read_header(target)) == (str(head), "")
-    listener = Listening()
+    listener = Notes()
     pair = pair_on_disk(Library(listener, {"HF_HUB_CACHE": str(tmp_path / "hub")}), str(target), "auto")
     assert pair == [str(target), str(head)]
     assert listener.notes[-1] == f"the head {head} is used, as it is next to the model"
@@ -112,7 +102,7 @@ def test_a_head_of_another_model_is_passed_over(tmp_path: Path) -> None:
         "",
         "eagle3-tiny.gguf: the head reads layer 9, the target has 2",
     )
-    listener = Listening()
+    listener = Notes()
     library = Library(listener, {"HF_HUB_CACHE": str(tmp_path / "hub")})
     pair = pair_on_disk(library, str(target), "auto")
     assert pair == [str(target)]
@@ -154,7 +144,7 @@ def test_the_memory_note_counts_the_head_inside_the_model(tmp_path: Path) -> Non
     ]
     said = []
     for headers in ([header], [header, draft], [header, sidecar]):
-        listener = Listening()
+        listener = Notes()
         _note_memory(Library(listener, {}), headers)
         said += listener.notes
     assert [note.split(" of memory")[0] for note in said] == [

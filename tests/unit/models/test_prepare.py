@@ -9,8 +9,8 @@ import pytest
 from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specllama.errors import UsageError
 from specllama.models.prepare import check, known_draft
-from specllama.models.progress import Listener
 from specllama.models.resolve import Library
+from tests.support.demo import Notes
 from tests.support.hub_cache import put
 from tests.support.tinymtp import qwen35
 
@@ -27,29 +27,15 @@ drafts = ["small"]
 """
 
 
-class Warnings(Listener):
-    """Collects warnings and notes."""
-
-    def __init__(self) -> None:
-        self.texts: list[str] = []
-        self.notes: list[str] = []
-
-    def warning(self, text: str) -> None:
-        self.texts.append(text)
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
-
-
 def test_a_head_by_itself_is_refused_and_with_force_that_is_a_warning(tmp_path: Path) -> None:
-    warnings = Warnings()
+    warnings = Notes()
     library = Library(warnings)
     model = library.find(str(qwen35(tmp_path / "mtp.gguf", part="head")), "-m")
     with pytest.raises(UsageError, match="a head without a model") as caught:
         check(library, [model], pair=False, force=False)
-    assert warnings.texts == []
+    assert warnings.notes == []
     check(library, [model], pair=False, force=True)
-    assert warnings.texts == [caught.value.message]
+    assert warnings.notes == [f"warning: {caught.value.message}"]
 
 
 def test_a_known_draft_that_is_damaged_is_left_out(tmp_path: Path) -> None:
@@ -60,7 +46,7 @@ def test_a_known_draft_that_is_damaged_is_left_out(tmp_path: Path) -> None:
     whole = EMBEDDED_DRAFT.read_bytes()
     for commit, content in zip("abc", (b"<html>", whole[:500_000], whole), strict=True):
         put(tmp_path, "me/small", "small-Q4_K_M.gguf", content, commit * 40)
-        library = Library(listener := Warnings(), environ)
+        library = Library(listener := Notes(), environ)
         draft = known_draft(library, library.find("big", "-m"))
         said = [note for note in listener.notes if "small is known as a draft and cannot be used: " in note]
         assert (draft is not None, len(said)) == ((True, 0) if content is whole else (False, 1))

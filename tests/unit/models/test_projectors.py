@@ -11,22 +11,12 @@ import pytest
 from specllama.config.load import LoadSettings, ModelSettings
 from specllama.errors import GGUFError, UsageError
 from specllama.models.prepare import prepare_if_on_disk
-from specllama.models.progress import Listener
 from specllama.models.projectors import find_projector, no_projector
 from specllama.models.quants import name_words, projectors_for
 from specllama.models.resolve import Library
 from tests.support import tiny_mmproj, tinygguf
+from tests.support.demo import Notes
 from tests.support.hub_cache import put
-
-
-class Notes(Listener):
-    """Collects notes."""
-
-    def __init__(self) -> None:
-        self.texts: list[str] = []
-
-    def note(self, text: str) -> None:
-        self.texts.append(text)
 
 
 @pytest.fixture
@@ -42,7 +32,7 @@ def library(cache: Path) -> Library:
 def notes(library: Library) -> list[str]:
     listener = library.listener
     assert isinstance(listener, Notes)
-    return listener.texts
+    return listener.notes
 
 
 def beside(library: Library, folder: Path, model: str, others: Sequence[str]) -> str | list[str]:

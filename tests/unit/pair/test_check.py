@@ -18,26 +18,16 @@ from specllama.gguf.header import Header, read_header, read_source
 from specllama.heads.check import check_model
 from specllama.pair.check import MAX_LISTED, PairVerdict, check_pair
 from specllama.pair.vocab import end_ids, read_vocab
-from tests.support.ggufbytes import GGUF, Typed, llama, vocab_metadata, words
+from tests.support.ggufbytes import GGUF, BytesSource, Typed, llama, vocab_metadata, words
 from tests.support.paths import SHARED
 
 VOCABS = sorted((SHARED / "vocabs").glob("*.gguf"))
 needs_vocabs = pytest.mark.skipif(not VOCABS, reason=f"no real vocabularies in {SHARED / 'vocabs'}")
 
 
-class Memory:
-    name = "memory.gguf"
-
-    def __init__(self, data: bytes, name: str = "memory.gguf") -> None:
-        self.data, self.size, self.name = data, len(data), name
-
-    def read(self, offset: int, n: int) -> bytes:
-        return self.data[offset : offset + n]
-
-
 def header(tokens: Sequence[str | bytes], model: str = "gpt2", name: str = "m.gguf", **extra: Any) -> Header:
     meta = {"general.architecture": "llama", **vocab_metadata(tokens, model, **extra)}
-    return read_source(Memory(GGUF(meta).build(), name))
+    return read_source(BytesSource(GGUF(meta).build(), name))
 
 
 @needs_vocabs
@@ -275,7 +265,7 @@ def test_texts_in_reasons_and_notes_are_escaped() -> None:
 
 
 def model(name: str, **shape: Any) -> Header:
-    h = read_source(Memory(llama(**shape).build(), name))
+    h = read_source(BytesSource(llama(**shape).build(), name))
     check_model(h)
     return h
 

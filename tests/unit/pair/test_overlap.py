@@ -19,26 +19,16 @@ from specllama.pair import overlap as overlap_module
 from specllama.pair.overlap import check_translated, overlap
 from specllama.pair.vocab import Overlap, token_bytes
 from tests.support.foreign import permuted
-from tests.support.ggufbytes import GGUF, Typed, vocab_metadata
+from tests.support.ggufbytes import GGUF, BytesSource, Typed, vocab_metadata
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
-
-
-class Bytes:
-    name = "memory.gguf"
-
-    def __init__(self, data: bytes) -> None:
-        self.data, self.size = data, len(data)
-
-    def read(self, offset: int, n: int) -> bytes:
-        return self.data[offset : offset + n]
 
 
 def header(tokens: Sequence[str], model: str = "gpt2", types: Sequence[int] = (), **extra: Any) -> Header:
     kinds = Typed("arr[i32]", [*types, *[NORMAL] * (len(tokens) - len(types))])
     keys = {"scores": Typed("arr[f32]", [0.0] * len(tokens)), "token_type": kinds, **extra}
     meta = {"general.architecture": "llama", **vocab_metadata(tokens, model, **keys)}
-    return read_source(Bytes(GGUF(meta).build()))
+    return read_source(BytesSource(GGUF(meta).build()))
 
 
 BPE = header(["<s>", "Ġthe", "a", "Ċ", "é", "Ã©", "<tool>"], types=[CONTROL, 1, 1, 1, 1, 1, USER_DEFINED])

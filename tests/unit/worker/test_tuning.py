@@ -349,36 +349,23 @@ def texts(**prompts: int) -> list[TuningText]:
     return [TuningText(name, i, [1] * 10) for name, n in prompts.items() for i in range(1, n + 1)]
 
 
-def names(selection) -> list[str]:
-    return [t.name for t in selection[0]]
+@pytest.mark.parametrize(
+    ("prompts", "how", "names", "n_tokens"),
+    [
+        ({"a": 2, "b": 3}, (64, True, 0.001, 0.0001), "a 1, b 1, a 2, b 2, b 3", 64),
+        ({"a": 4, "b": 4}, (64, True, 0.2, 0.01), "a 1, b 1, a 2, b 2", 64),  # fewer of each workload first
+        ({"a": 2, "b": 2, "c": 2}, (64, True, 5, 0.01), "a 1, b 1, c 1", MIN_TOKENS),
+        ({"a": 2, "b": 2}, (100, False, 5, 0.01), "a 1, b 1", 100),  # as many as were asked for
+        ({}, (64, True, 0.1, 0.1), "", 64),
+    ],
+)
+def test_prompts_are_selected_by_the_time_there_is(prompts, how, names, n_tokens):
+    selected, n = select_prompts(texts(**prompts), *how, 60)
+    assert ", ".join(text.name for text in selected) == names
+    assert n == n_tokens
 
 
-def test_all_prompts_are_selected_if_there_is_time():
-    selection = select_prompts(texts(a=2, b=3), 64, True, 0.001, 0.0001, 60)
-    assert names(selection) == ["a 1", "b 1", "a 2", "b 2", "b 3"]
-    assert selection[1] == 64
-
-
-def test_a_lack_of_time_first_reduces_the_prompts_per_workload():
-    selection = select_prompts(texts(a=4, b=4), 64, True, 0.2, 0.01, 60)
-    assert names(selection) == ["a 1", "b 1", "a 2", "b 2"]
-    assert selection[1] == 64
-
-
-def test_then_it_reduces_the_tokens_per_text():
-    selection = select_prompts(texts(a=2, b=2, c=2), 64, True, 0.5, 0.01, 60)
-    assert names(selection) == ["a 1", "b 1", "c 1"]
-    assert MIN_TOKENS < selection[1] < 64
-    slow = select_prompts(texts(a=2, b=2, c=2), 64, True, 5, 0.01, 60)
-    assert names(slow) == ["a 1", "b 1", "c 1"]
-    assert slow[1] == MIN_TOKENS
-
-
-def test_a_requested_number_of_tokens_is_kept():
-    selection = select_prompts(texts(a=2, b=2), 100, False, 5, 0.01, 60)
-    assert names(selection) == ["a 1", "b 1"]
-    assert selection[1] == 100
-
-
-def test_without_prompts_nothing_is_selected():
-    assert select_prompts([], 64, True, 0.1, 0.1, 60)[0] == []
+def test_then_the_tokens_per_text_are_reduced():
+    selected, n = select_prompts(texts(a=2, b=2, c=2), 64, True, 0.5, 0.01, 60)
+    assert [text.name for text in selected] == ["a 1", "b 1", "c 1"]
+    assert MIN_TOKENS < n < 64

@@ -24,19 +24,11 @@ from specllama.models.memory.available import available_memory
 from specllama.models.memory.cost import MemoryCosts, keeps_all_cells
 from specllama.models.memory.plan import DeviceMemory, MemoryPlan, plan_memory
 from tests.support import tinygguf
-from tests.support.ggufbytes import Typed, llama, words
+from tests.support.ggufbytes import BytesSource, Typed, llama, words
 from tests.support.memory import cost_settings, plan_settings
 from tests.support.paths import SHARED
 
 GB = 10**9
-
-
-class Memory:
-    def __init__(self, data: bytes, name: str) -> None:
-        self.data, self.size, self.name = data, len(data), name
-
-    def read(self, offset: int, n: int) -> bytes:
-        return self.data[offset : offset + n]
 
 
 def model(
@@ -497,7 +489,7 @@ def test_estimates_agree_with_llama_cpp(tmp_path: Path, n_ctx: int, cache_type: 
 
 
 def test_a_real_header_can_be_planned() -> None:
-    header = read_source(Memory(llama().build(), "tiny.gguf"))
+    header = read_source(BytesSource(llama().build(), "tiny.gguf"))
     answer = plan_memory(header, header, plan_settings(available=GB))
     assert (answer.n_ctx, answer.n_ctx_draft) == (2048, 2048)
     assert answer.host == answer.target.host + (answer.draft.host if answer.draft else 0)

@@ -29,7 +29,6 @@ from tests.support.generations import text_only
 ASKED: dict[str, Any] = {"role": "user", "content": "What?"}
 SCHEMA = {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]}
 READ = {"name": "read", "description": "Read a file", "input_schema": SCHEMA}
-STOP = {"name": "stop", "input_schema": {"type": "object"}}
 SEARCH = {"type": "web_search_20250305", "name": "web_search", "max_uses": 5}
 USE = {"type": "tool_use", "id": "toolu_1", "name": "read", "input": {"path": "a"}}
 
@@ -189,19 +188,12 @@ class TestMessages:
     @pytest.mark.parametrize(
         ("messages", "needle"),
         [
-            ([], "messages"),
-            ("hello", "messages"),
-            ([{"content": "x"}], "messages[0].role"),
             ([{"role": "user"}], "messages[0].content"),
             ([{"role": "tool", "content": "x"}], "messages[0].role"),
             (
                 [{"role": "system", "content": [result("x")]}],
                 "messages[0].content[0].type must be one of text",
             ),
-            ([{"role": "user", "content": 5}], "messages[0].content"),
-            ([{"role": "user", "content": [{"text": "x"}]}], "messages[0].content[0].type"),
-            ([{"role": "user", "content": [{"type": "text", "text": 1}]}], "messages[0].content[0].text"),
-            ([{"role": "user", "content": [{"type": "magic"}]}], "messages[0].content[0].type must be"),
             (
                 [{"role": "user", "content": [{"type": "image", "source": {"type": "base64", "data": "x"}}]}],
                 "messages[0].content[0].image: could not process image: ",
@@ -221,15 +213,7 @@ class TestMessages:
                 [ASKED, {"role": "assistant", "content": [{**USE, "name": ""}]}, ASKED],
                 "messages[1].content[0].name is missing",
             ),
-            (
-                [ASKED, {"role": "assistant", "content": [{**USE, "input": "nonsense"}]}, ASKED],
-                "messages[1].content[0].input",
-            ),
-            ([ASKED, {"role": "assistant", "content": [{**USE, "input": [1]}]}, ASKED], "input"),
             ([ASKED, {"role": "assistant", "content": [USE]}], "the last message have no results"),
-            ([{"role": "assistant", "content": "x"}], "messages: there is nothing to answer"),
-            ([ASKED] * 5000, "messages"),
-            ([{"role": "user", "content": [{"type": "text", "text": "x"}] * 5000}], "messages[0].content"),
         ],
     )
     def test_messages_that_cannot_be_used(self, messages, needle) -> None:
@@ -238,26 +222,6 @@ class TestMessages:
 
 
 class TestTools:
-    @pytest.mark.parametrize(
-        ("choice", "expected"),
-        [
-            (None, {}),
-            ({"type": "auto"}, {}),
-            ({"type": "any"}, {"choice": "required"}),
-            ({"type": "none"}, {"choice": "none"}),
-            ({"type": "tool", "name": "stop"}, {"choice": "required", "names": ["stop"], "parallel": False}),
-            ({"type": "auto", "disable_parallel_tool_use": True}, {"parallel": False}),
-            ({"type": "any", "disable_parallel_tool_use": False}, {"choice": "required"}),
-        ],
-    )
-    def test_choices(self, choice, expected) -> None:
-        known = [Tool("read", "Read a file", SCHEMA), Tool("stop", "", {"type": "object"})]
-        assert allowed(tools=[READ, STOP], tool_choice=choice) == tools(*known, **expected)
-
-    def test_no_tools(self) -> None:
-        assert request().chat.tools is None
-        assert request(tools=[], tool_choice={"type": "auto"}).chat.tools is None
-
     def test_fields_without_meaning_here(self) -> None:
         tool = {**READ, "type": "custom", "cache_control": {"type": "ephemeral"}, "defer_loading": True}
         assert allowed(tools=[tool]) == allowed(tools=[READ])
@@ -274,28 +238,10 @@ class TestTools:
         ("fields", "needle"),
         [
             ({"tools": [{"input_schema": {}}]}, "tools[0].name is missing"),
-            ({"tools": [{"name": "a b", "input_schema": {}}]}, "tools[0].name"),
-            ({"tools": [{"name": "f", "input_schema": {"type": "string"}}]}, "tools[0].input_schema"),
-            ({"tools": [{"name": "f", "input_schema": []}]}, "tools[0].input_schema"),
             ({"tools": [{"name": "f", "input_schema": {"enum": ["x" * 70_000]}}]}, "65536"),
-            ({"tools": [READ, READ]}, "tools[1]: there is a tool 'read' already"),
             ({"tools": [{"name": f"f{i}"} for i in range(2000)]}, "tools: must have at most 1024 items"),
             ({"tools": [SEARCH]}, "tools: those of the type web_search_20250305 do not run here"),
             ({"tools": [SEARCH, READ], "tool_choice": {"type": "tool", "name": "web_search"}}, "no tool"),
-            ({"tool_choice": {"type": "any"}}, "tool_choice needs tools"),
-            ({"tools": [], "tool_choice": {"type": "any"}}, "tool_choice needs tools"),
-            ({"tool_choice": {"type": "tool", "name": "read"}}, "tool_choice needs tools"),
-            ({"tools": [READ], "tool_choice": {"type": "tool"}}, "tool_choice.name is missing"),
-            ({"tools": [READ], "tool_choice": {"type": "any", "name": "read"}}, "tool_choice.name is for"),
-            (
-                {"tools": [READ], "tool_choice": {"type": "tool", "name": "x"}},
-                "tool_choice: there is no tool 'x'; the tools are read",
-            ),
-            ({"tools": [READ], "tool_choice": {"type": "sometimes"}}, "tool_choice"),
-            (
-                {"tools": [READ], "tool_choice": {"type": "auto", "disable_parallel_tool_use": 1}},
-                "tool_choice",
-            ),
         ],
     )
     def test_tools_that_cannot_be_used(self, fields, needle) -> None:
@@ -341,10 +287,6 @@ class TestParameters:
     def test_fields_without_an_effect(self, fields) -> None:
         assert request(**fields) == request()
 
-    def test_a_schema(self) -> None:
-        generation = request(output_config={"format": {"type": "json_schema", "schema": SCHEMA}})
-        assert generation.params["json_schema"] == SCHEMA
-
     @pytest.mark.parametrize(
         ("thinking", "server", "variables"),
         [
@@ -382,14 +324,7 @@ class TestParameters:
             ({"max_tokens": 0}, "max_tokens"),
             ({"max_tokens": -1}, "max_tokens"),
             ({"max_tokens": "5"}, "max_tokens"),
-            ({"temperature": "hot"}, "temperature"),
-            ({"temperature": -1}, "temperature"),
-            ({"top_p": 2}, "top_p"),
-            ({"top_k": 0.5}, "top_k"),
             ({"stop_sequences": "x"}, "stop_sequences"),
-            ({"stop_sequences": [5]}, "stop_sequences[0]"),
-            ({"stop_sequences": ["x"] * 65}, "stop_sequences"),
-            ({"stream": "yes"}, "stream"),
             ({"n": 2}, "n"),
             ({"system": 5}, "system"),
             ({"system": [{"type": "tool_use"}]}, "system[0].type must be one of text"),
@@ -408,7 +343,6 @@ class TestParameters:
             ({"tools": [READ], "grammar": "x"}, "tools and grammar"),
             ({"input": "x"}, "input is not supported"),
             ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
-            ({"model": 5}, "model"),
             ({"thread": {"type": "create"}}, "thread: no conversation is kept here"),
             ({"thread": {"type": "continue", "previous_message_id": "msg_1"}}, "thread"),
         ],

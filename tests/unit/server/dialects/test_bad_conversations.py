@@ -60,30 +60,36 @@ def tool(api: str, value: Any) -> dict[str, Any]:
     return {**GOOD[api], "tools": [forms[api]]}
 
 
+ARGUMENTS = {
+    "chat": "{}[1].tool_calls[0].function.arguments",
+    "responses": "{}[1].arguments",
+    "messages": "{}[1].content[0].input",
+    "ollama": "{}[1].tool_calls[0].function.arguments",
+}
+TURNS: dict[str, tuple[Any, str]] = {  # messages, and the field that the error names
+    "a message that is a text": (["hello"], "{}[0]"),
+    "a content that is a number": ([{"role": "user", "content": 5}], "{}[0].content"),
+    "a content that is an object": ([{"role": "user", "content": {"text": "x"}}], "{}[0].content"),
+    "a part without a type": ([{"role": "user", "content": [{"text": "x"}]}], "{}[0].content[0].type"),
+    "a part of a type that does not exist": (
+        [{"role": "user", "content": [{"type": "magic", "text": "x"}]}], "{}[0].content[0].type"
+    ),
+    "a part whose text is a number": (
+        [{"role": "user", "content": [{"type": "text", "text": 5}]}], "{}[0].content[0].text"
+    ),
+    "a role that does not exist": ([{"role": "robot", "content": "x"}], "{}[0].role"),
+    "no role": ([{"content": "x"}], "{}[0].role"),
+    "too many messages": ([{"role": "user", "content": "x"}] * 5000, "{}"),
+    "too many parts": (
+        [{"role": "user", "content": [{"type": "text", "text": "x"}] * 5000}], "{}[0].content"
+    ),
+}  # fmt: skip
 BAD = {
     "a conversation that is a number": lambda api: {**GOOD[api], field(api): 5},
-    "a message that is a text": lambda api: with_turns(api, "hello"),
-    "a content that is a number": lambda api: with_turns(api, {"role": "user", "content": 5}),
-    "a content that is an object": lambda api: with_turns(api, {"role": "user", "content": {"text": "x"}}),
-    "a part without a type": lambda api: with_turns(api, {"role": "user", "content": [{"text": "x"}]}),
-    "a part of a type that does not exist": lambda api: with_turns(
-        api, {"role": "user", "content": [{"type": "magic", "text": "x"}]}
-    ),
-    "a part whose text is a number": lambda api: with_turns(
-        api, {"role": "user", "content": [{"type": "text", "text": 5}]}
-    ),
-    "a role that does not exist": lambda api: with_turns(api, {"role": "robot", "content": "x"}),
-    "no role": lambda api: with_turns(api, {"content": "x"}),
     "a result without a call": lambda api: with_turns(api, turns(api)[0], turns(api)[-1]),
     "a result before its call": lambda api: with_turns(api, turns(api)[-1], *turns(api)[:-1]),
     "only an answer": lambda api: with_turns(
         api, {"role": "assistant", "content": "x"} if api != "responses" else {"type": "reasoning"}
-    ),
-    "arguments that are no object": lambda api: WRITERS[api](
-        Conversation("", [U, Answer(calls=[Call("call_x", "f", "nonsense")]), X])
-    ),
-    "arguments that are a list": lambda api: WRITERS[api](
-        Conversation("", [U, Answer(calls=[Call("call_x", "f", "[1]")]), X])
     ),
     "4.5 tokens": lambda api: limited(api, 4.5),
     "tokens as a text": lambda api: limited(api, "4"),
@@ -93,8 +99,6 @@ BAD = {
     "the schema of a tool that is no object": lambda api: tool(api, {"type": "string"}),
     "stream as a text": lambda api: {**GOOD[api], "stream": "yes"},
     "a model that is a number": lambda api: {**GOOD[api], "model": 5},
-    "a temperature that is a text": lambda api: {**GOOD[api], "options": {"temperature": "hot"}}
-    if api == "ollama" else {**GOOD[api], "temperature": "hot"},
 }  # fmt: skip
 
 
@@ -111,6 +115,25 @@ def test_unreadable_conversations_are_errors(api: str, case: str) -> None:
     assert error.value.http_status == 400
     assert error.value.details["param"]
     assert len(error.value.message) < 400
+
+
+@pytest.mark.parametrize("api", WRITERS)
+@pytest.mark.parametrize("case", TURNS)
+def test_turns_that_cannot_be_read_are_named(api: str, case: str) -> None:
+    messages, param = TURNS[case]
+    with pytest.raises(FieldError) as error:
+        asked(api, with_turns(api, *messages))
+    assert error.value.details["param"] == param.format(field(api))
+    assert len(error.value.message) < 400
+
+
+@pytest.mark.parametrize("api", WRITERS)
+@pytest.mark.parametrize("arguments", ["nonsense", "[1]"])
+def test_arguments_that_are_no_object_are_named(api: str, arguments: str) -> None:
+    calls = Conversation("", [U, Answer(calls=[Call("call_x", "f", arguments)]), X])
+    with pytest.raises(FieldError) as error:
+        asked(api, WRITERS[api](calls))
+    assert error.value.details["param"] == ARGUMENTS[api].format(field(api))
 
 
 @pytest.mark.parametrize(

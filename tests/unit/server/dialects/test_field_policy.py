@@ -291,6 +291,28 @@ def test_structured_fields_with_wrong_values(api: str, fields, param: str) -> No
     assert error.value.details["param"] in error.value.message
 
 
+WRONG: dict[str, list[Any]] = {  # values by the parameter's name
+    "temperature": ["hot", -0.1, True], "top_k": [1.5, 2**40], "top_p": [1.5], "min_p": [-1],
+    "presence_penalty": [1000], "repeat_penalty": [0], "typical_p": [1.5], "mirostat": [3],
+    "dry_multiplier": [-1, 101], "seed": ["1", 2**70], "xtc_probability": [1.5],
+    "top_n_sigma": [True, 101], "adaptive_decay": [1], "n_indent": [-1], "t_max_predict_ms": ["soon"],
+    "stop": [5, [5], ["x"] * 65, ["x"] * 60_000, "x" * 5000],
+    "logit_bias": [{"x" * 65: 1}, {"1": 1e300}, {str(i): 1 for i in range(1025)}, [[1]]],
+}  # fmt: skip
+
+
+@every
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_values_of_parameters(api: str, name: str) -> None:
+    """Next to the conversation, and in options."""
+    for value in WRONG[name]:
+        for fields, param in (({name: value}, name), ({"options": {name: value}}, f"options.{name}")):
+            with pytest.raises(FieldError) as error:
+                asked(api, **fields)
+            assert str(error.value.details["param"]).startswith(param), error.value.message
+            assert len(error.value.message) < 300
+
+
 @every
 def test_stop_tokens_and_times_in_memory(api: str) -> None:
     assert asked(api, stop_token_ids=[]).params["stop_token_ids"] == []
@@ -351,8 +373,14 @@ def test_samplers_and_their_order(api: str) -> None:
     named = asked(api, samplers=["Temp", "top-k", "infill", "tfs_z", "nucleus"]).params
     assert named["samplers"] == ["temperature", "top_k", "infill", "top_p"]
     assert named["infill_sampling"] is True
-    for samplers in ("kz", ["magic"], ["infill"], ["top_k"] * 33):
-        with pytest.raises(FieldError, match="samplers") as error:
+    for samplers, words in (
+        ("kz", "samplers.*'z'"),
+        (["top_k", "magic"], "samplers.*'magic'"),
+        (["infill"], "samplers.*top_k"),
+        (["infill", "top_k"], "samplers.*top_k"),
+        (["top_k"] * 33, "samplers.*32"),
+    ):
+        with pytest.raises(FieldError, match=words) as error:
             asked(api, samplers=samplers)
         assert error.value.details["param"].endswith("samplers")
 

@@ -172,10 +172,18 @@ CHOICES: dict[str, tuple[Any, Tools]] = {
             )
         )
     },
-    "one call by the choice": (
-        {"type": "any", "disable_parallel_tool_use": True},
-        Tools([F, G], "required", parallel=False),
+    **{
+        f"one call by the choice, {mode}": (
+            {"type": mode, "disable_parallel_tool_use": one},
+            Tools([F, G], "required" if mode == "any" else mode, parallel=not one),  # type: ignore[arg-type]
+        )
+        for mode, one in (("any", True), ("auto", True), ("any", False))
+    },
+    "two of the tools": (
+        {"type": "allowed_tools", "mode": "required", "tools": [{"name": "g"}, {"name": "f"}]},
+        Tools([F, G], "required", ("g", "f")),
     ),
+    "none given": (None, Tools([F, G])),
 }
 
 
@@ -189,11 +197,86 @@ def test_choices_in_any_form(api: str, form: str) -> None:
 
 
 @chats
+def test_no_tools(api: str) -> None:
+    assert asked(api).chat.tools is None
+    for choice in (
+        {},
+        {"tool_choice": "none", "parallel_tool_calls": False},
+        {"tool_choice": {"type": "auto"}},
+    ):
+        assert asked(api, tools=[], **choice).chat.tools is None
+
+
+@chats
 @pytest.mark.parametrize("choice", ["sometimes", "F", {}, {"type": "tool"}, {"type": "web_search"}, 5, ["f"]])
 def test_choices_of_nothing(api: str, choice: Any) -> None:
     with pytest.raises(FieldError) as error:
         asked(api, tools=[TOOLS["nested"]], tool_choice=choice)
     assert str(error.value.details["param"]).startswith("tool_choice")
+
+
+def function(**fields: Any) -> dict[str, Any]:
+    return {"type": "function", "function": fields}
+
+
+def only(mode: str, *tools: Any) -> dict[str, Any]:
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": list(tools)}}
+
+
+ONE, OTHER = function(name="f"), function(name="g")
+UNUSABLE: list[tuple[dict[str, Any], str]] = [
+    ({"tool_choice": "required"}, "tool_choice"),
+    ({"tool_choice": "required", "tools": []}, "tool_choice"),
+    ({"tool_choice": ONE}, "tool_choice"),
+    ({"tool_choice": only("auto", ONE)}, "tool_choice"),
+    ({"tool_choice": "g", "tools": [ONE]}, "tool_choice"),
+    ({"tool_choice": OTHER, "tools": [ONE]}, "tool_choice"),
+    ({"tool_choice": only("auto", ONE, OTHER), "tools": [ONE]}, "tool_choice"),
+    ({"tool_choice": {}, "tools": [ONE]}, "tool_choice.name"),
+    ({"tool_choice": {"type": "function"}, "tools": [ONE]}, "tool_choice.name"),
+    ({"tool_choice": {"type": "custom", "custom": {"name": "g"}}, "tools": [ONE]}, "tool_choice"),
+    ({"tool_choice": only("none", ONE), "tools": [ONE]}, "tool_choice.allowed_tools.mode"),
+    ({"tool_choice": only("required"), "tools": [ONE]}, "tool_choice"),
+    ({"tools": "f"}, "tools"),
+    ({"tools": [ONE] * 1025}, "tools"),
+    ({"tools": [ONE, ONE]}, "tools[1]"),
+    ({"tools": [{}]}, "tools[0].name"),
+    ({"tools": [{"type": "function"}]}, "tools[0].name"),
+    ({"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools"),
+    ({"tools": [{"type": "custom", "function": {"name": "f"}}]}, "tools"),
+    ({"tools": [function()]}, "tools[0].function.name"),
+    ({"tools": [function(name="")]}, "tools[0].function.name"),
+    ({"tools": [function(name="a b")]}, "tools[0].function.name"),
+    ({"tools": [ONE, function(name="g", parameters={"type": "array"})]}, "tools[1].function.parameters"),
+    ({"tools": [function(name="g", parameters="x")]}, "tools[0].function.parameters"),
+    ({"tools": [function(name="g", parameters={"enum": ["x" * 70_000]})]}, "tools[0].function.parameters"),
+    ({"tools": [{"name": "g", "parameters": {"type": "array"}}]}, "tools[0].parameters"),
+    ({"tools": [{"name": "g", "input_schema": []}]}, "tools[0].input_schema"),
+    ({"tools": [ONE], "grammar": 'root ::= "a"'}, "grammar"),
+    ({"tools": [ONE], "json_schema": {}}, "json_schema"),
+    ({"functions": [{"name": "f"}]}, "functions"),
+    ({"function_call": {"name": "f"}}, "function_call"),
+    ({"parallel_tool_calls": "no"}, "parallel_tool_calls"),
+    ({"tools": [ONE], "tool_choice": {"type": "auto", "disable_parallel_tool_use": 1}},
+     "tool_choice.disable_parallel_tool_use"),
+]  # fmt: skip
+
+
+@chats
+@pytest.mark.parametrize(("fields", "param"), UNUSABLE)
+def test_tools_that_cannot_be_used(api: str, fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(FieldError) as error:
+        asked(api, **fields)
+    assert error.value.details["param"] == param, error.value.message
+    assert param.split("[")[0] in error.value.message
+    assert len(error.value.message) < 300
+
+
+@pytest.mark.parametrize("api", ["chat", "responses", "messages"])
+def test_a_property_that_is_no_schema(api: str) -> None:
+    with pytest.raises(FieldError) as error:
+        asked(api, tools=[function(name="g", parameters={"properties": {"a": "x"}})])
+    assert error.value.details["param"] == "tools[0].function.parameters.properties.a"
 
 
 @chats
@@ -214,6 +297,7 @@ FORMS: dict[str, tuple[Any, Any]] = {
     "any object": ({"type": "json_object"}, ANY),
     "an object of a schema": ({"type": "json_object", "schema": SCHEMA}, SCHEMA),
     "an object of a nested schema": ({"type": "json_object", "json_schema": WRAPPED}, SCHEMA),
+    "an object of a value": ({"type": "json_object", "value": SCHEMA}, SCHEMA),
     "an object of the schema itself": ({"type": "json_object", "json_schema": SCHEMA}, SCHEMA),
     "huggingface_hub's": ({"type": "json", "value": SCHEMA}, SCHEMA),
 }
@@ -276,10 +360,16 @@ def test_log_probabilities(api: str, kind: str) -> None:
 
 
 @every
-def test_log_probabilities_that_contradict_each_other(api: str) -> None:
-    with pytest.raises(FieldError) as error:
-        asked(api, logprobs=False, top_logprobs=3)
-    assert error.value.details["param"] == "top_logprobs"
+def test_log_probabilities_that_cannot_be_used(api: str) -> None:
+    for fields, param in (
+        ({"logprobs": False, "top_logprobs": 3}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": -1}, "top_logprobs"),
+        ({"logprobs": "3"}, "logprobs"),
+    ):
+        with pytest.raises(FieldError) as error:
+            asked(api, **fields)
+        assert error.value.details["param"] == param
 
 
 @every

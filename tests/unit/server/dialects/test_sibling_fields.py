@@ -34,6 +34,7 @@ FORMS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         {"output_format": {"type": "json_schema", "schema": SCHEMA}}, SCHEMA, "output_format.schema"
     ),
     "ollama's": ({"format": SCHEMA}, SCHEMA, "format"),
+    "ollama's for anything": ({"format": {}}, {}, "format"),
     "ollama's for any object": ({"format": "json"}, ANY, "format"),
     "llama-server's": ({"json_schema": SCHEMA}, SCHEMA, "json_schema"),
 }  # fmt: skip

@@ -154,25 +154,13 @@ class TestTools:
         ]  # fmt: skip
         assert tools.tools[1].parameters == {}
         assert (tools.choice, tools.names, tools.parallel) == ("auto", (), True)
-        assert asked().chat.tools is None
-        assert asked(tools=[]).chat.tools is None
 
     @pytest.mark.parametrize(
         ("choice", "kind", "names"),
         [
-            (None, "auto", []),
-            ("auto", "auto", []),
-            ("none", "none", []),
-            ("required", "required", []),
-            ({"type": "function", "name": "f"}, "required", ["f"]),
             ({"type": "function", "name": "read"}, "required", [READ]),
             ({"type": "function", "name": "read", "namespace": "mcp__files"}, "required", [READ]),
             ({"type": "function", "name": "mcp__files__read"}, "required", [READ]),
-            (
-                {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "f"}]},
-                "auto",
-                ["f"],
-            ),
             (
                 {"type": "allowed_tools", "mode": "required", "tools": [INSIDE]},
                 "required",
@@ -214,11 +202,6 @@ class TestFields:
             ({"include": ["message.output_text.logprobs"], "top_logprobs": 2}, {"logprobs": 2}),
             ({"top_logprobs": 0, "include": ["reasoning.encrypted_content"]}, {}),
             ({"text": {"format": {"type": "text"}, "verbosity": "low"}}, {}),
-            ({"text": {"format": {"type": "json_object"}}}, {"json_schema": {"type": "object"}}),
-            (
-                {"text": {"format": {"type": "json_schema", "name": "n", "schema": {"enum": [1]}}}},
-                {"json_schema": {"enum": [1]}},
-            ),
             ({"seed": 7, "stop": ["a"], "top_k": 4}, {"seed": 7, "stop": ["a"], "top_k": 4}),
         ],
     )  # fmt: skip
@@ -301,17 +284,11 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         "input[0].content[1].type",
         "could not process",
     ),
-    ({"input": [{"role": "user", "content": [{"type": "magic"}]}]}, "input[0].content[0].type", "input_text"),
-    ({"input": [{"role": "user", "content": 1}]}, "input[0].content", "must be"),
     ({"input": [USER, {**CALL, "arguments": '{"a" 1'}]}, "input[1].arguments", "not JSON"),
     ({"input": [USER, {**CALL, "arguments": "[1]"}]}, "input[1].arguments", "object"),
     ({"input": [USER, {**CALL, "name": ""}]}, "input[1].name", "missing"),
     ({"input": [USER, {**RESULT, "call_id": None}]}, "input[1]", "calls a tool"),
-    ({"tools": [{"type": "function"}]}, "tools[0].name", "missing"),
     ({"tools": [{"type": "web_search"}]}, "tools", "web_search"),
-    ({"tools": [FUNCTION, FUNCTION]}, "tools[1]", "already"),
-    ({"tools": [{"type": "function", "name": "a b"}]}, "tools[0].name", "letters"),
-    ({"tools": [{**FUNCTION, "parameters": {"type": "array"}}]}, "tools[0].parameters", "object"),
     ({"tools": [{"type": "namespace", "tools": []}]}, "tools[0].name", "missing"),
     ({"tools": [NAMESPACE, {**FUNCTION, "name": "mcp__files__read"}]}, "tools[1]", "already"),
     (
@@ -319,14 +296,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         "tools[0].tools[0].name",
         "missing",
     ),
-    ({"tool_choice": "required"}, "tool_choice", "tools"),
-    ({"tool_choice": {"type": "function", "name": "f"}}, "tool_choice", "tools"),
-    ({"tools": [], "tool_choice": "required"}, "tool_choice", "tools"),
-    ({"tools": [FUNCTION], "tool_choice": "sometimes"}, "tool_choice", "required"),
-    ({"tools": [FUNCTION], "tool_choice": {"type": "function", "name": "g"}}, "tool_choice", "'g'"),
-    ({"tools": [FUNCTION], "tool_choice": {"type": "function"}}, "tool_choice.name", "missing"),
     ({"tools": [FUNCTION], "tool_choice": {"type": "web_search"}}, "tool_choice", "web_search"),
-    ({"tools": [FUNCTION], "tool_choice": {"type": "custom", "name": "g"}}, "tool_choice", "'g'"),
     ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tools", "web_search"),
     (
         {
@@ -336,14 +306,11 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         "tool_choice",
         "no function",
     ),
-    ({"tools": [FUNCTION], "grammar": 'root ::= "a"'}, "grammar", "tools"),
     ({"tools": [FUNCTION], "json_schema": {}}, "json_schema", "text.format"),
     ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "text.format.schema", "missing"),
     ({"text": {"format": {"type": "grammar"}}}, "text.format.type", "json_schema"),
     ({"text": {"format": {"type": "json_object"}}, "grammar": 'root ::= "a"'}, "text", "grammar"),
     ({"max_output_tokens": 0}, "max_output_tokens", "1"),
-    ({"temperature": -1}, "temperature", "temperature"),
-    ({"top_logprobs": 21}, "top_logprobs", "20"),
     ({"truncation": "middle"}, "truncation", "disabled"),
     ({"n": 2}, "n", "1"),
     ({"messages": [USER]}, "messages", "not supported"),
