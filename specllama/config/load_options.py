@@ -10,7 +10,8 @@ Layers = int | Literal["auto", "all"]
 
 class LoadOptions(TypedDict, total=False):
     """Load options besides the named arguments, named as the fields of ModelSettings and LoadSettings, which
-    describe them. Names in `_draft` are the draft's, whose threads and batch sizes default to the target's.
+    describe them. Names that end in `_draft` are the draft's, whose threads and batch sizes default to the
+    target's.
     """
 
     lora: Sequence[tuple[str, float]]
