@@ -7,10 +7,13 @@ import platform
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from specllama.config.load import ModelSettings
 from specllama.core.engine import Engine
+from specllama.core.interfaces import BatchRow
 from specllama.core.policy.fixed import Fixed
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.sequence import Request
@@ -49,7 +52,9 @@ def quantized(kind: str, directory: Path) -> Path:
     ("kind", "n_threads"), [(kind, 2) for kind in KINDS] + [(kind, 1) for kind in ("q4_0", "q4_k_m", "f16")]
 )
 def test_rows_of_every_width_are_bit_equal_to_single_rows(kind: str, n_threads: int, tmp_path: Path) -> None:
-    model = LlamaModel(ModelSettings(path=str(quantized(kind, tmp_path)), n_threads=n_threads))
+    model = LlamaModel(
+        ModelSettings(path=str(quantized(kind, tmp_path)), n_threads=n_threads, n_gpu_layers=0)
+    )
     context = LlamaContext(model, 1024)
     try:
         engine = Engine(context, Fixed([], 0), end_ids=(), clock=time.perf_counter)
@@ -65,6 +70,17 @@ def test_rows_of_every_width_are_bit_equal_to_single_rows(kind: str, n_threads: 
 
         measure(context, 0, generation.history[: len(ids)], 20.0, clock, calibration)
         assert (calibration.equal_up_to, calibration.unlike, calibration.epsilon) == (max(WIDTHS), None, 0.0)
+
+        def last_row(*widths: int) -> NDArray[np.float32]:
+            context.truncate(0, at := 0)
+            for n in widths:
+                rows = [BatchRow(ids[at + i], at + i, 0, i == n - 1) for i in range(n)]
+                row, at = context.decode(rows)[0], at + n
+            return row.copy()
+
+        if not model.rounds_prompts:
+            for widths in ((180,), (120, 60), (1, 60, 119)):
+                assert (last_row(*widths) == last_row(90, 89, 1)).all(), widths
     finally:
         context.close()
         model.close()
