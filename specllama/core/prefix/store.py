@@ -130,14 +130,17 @@ class PrefixFinder:
                 yield PrefixSource(holder, n, common, partial, n_bytes / rate)
 
     def _is_rounded_otherwise(self, holder: Slot | CachedSequence, n: int, n_wanted: int) -> bool:
-        """Whether the first n rows are those of a prompt that was evaluated in large decodes, and would be
-        evaluated in a small one among n_wanted, or the other way round: their start is common by chance, as a
-        BOS token is.
+        """Whether the first n rows, or those after them, may have been evaluated in another kind of decode
+        than in a new process, large ones or one that is small, where n are common by chance, as a BOS token
+        is.
         """
         owner = holder.owner if isinstance(holder, Slot) else None
         n_prompt = owner.n_prompt if owner is not None else holder.n_prompt
-        differs = (n_prompt > CHUNK) != (n_wanted > CHUNK)
-        return self._target.rounds_prompts and differs and n < min(n_prompt, CHUNK)
+        if not self._target.rounds_prompts or n >= min(n_prompt, CHUNK):
+            return False
+        if not isinstance(holder, Slot) or holder.n_begun > 0:  # unknown
+            return True
+        return (n_prompt > CHUNK) != (n_wanted > CHUNK) or n_wanted > CHUNK >= n_wanted - n
 
     def _ids_of(self, slot: Slot, wanted: Ids) -> Ids:
         """The ids in the slot's cache; of one in use, those that others may copy. Empty where nothing is

@@ -126,27 +126,35 @@ def test_the_last_row_is_decoded_by_itself_where_rows_of_prompts_are_rounded_oth
     assert target.widths[before] == 1, "as where the prompt is used again"
 
 
-@pytest.mark.parametrize(("long", "short"), [(200, 20), (65, 64)])
-@pytest.mark.parametrize("long_first", [True, False])
-def test_a_short_prompt_shares_no_rows_with_a_long_one_where_they_are_rounded_otherwise(
-    long, short, long_first
-):
-    first, second = prompt(10) + prompt(long - 10, first=28), prompt(10) + prompt(short - 10, first=27)
-    if not long_first:
-        first, second = second, first
-
+@pytest.mark.parametrize(
+    ("lengths", "shared"),
+    [
+        ((200, 20), 0),
+        ((65, 64), 0),
+        ((20, 200), 0),
+        ((64, 65), 0),
+        ((200, 180), 10),
+        ((60, 20), 10),
+        ((200, 74), 0),  # the rest would be a small decode
+        ((20, -90, 200), 0),  # the second goes on from the first, whose rows are those of a small decode
+        ((20, -90, 30), 0),
+    ],
+)
+def test_rows_that_are_common_by_chance_are_shared_where_they_are_rounded_alike(lengths, shared):
     def n_evaluated(rounds_prompts: bool) -> int:
         target = Slow(per_row=1.0)
         target.rounds_prompts = rounds_prompts
-        engine = engine_of(target)
-        for ids in (first, second):
-            before = len(target.widths)
+        engine, ids = engine_of(target), list[int]()
+        for i, n in enumerate(lengths):
+            goes_on, before = n < 0, len(target.widths)
+            ids = [*ids, *prompt(-n - len(ids))] if goes_on else prompt(10) + prompt(n - 10, first=28 - i)
             engine.submit(Request(ids, SamplingParams(temperature=0, max_tokens=1), 1))
             while engine.scheduler.busy:
                 engine.step()
         return sum(target.widths[before:])
 
-    assert n_evaluated(True) == n_evaluated(False) + 10
+    assert n_evaluated(False) == abs(lengths[-1]) - 10
+    assert n_evaluated(True) == abs(lengths[-1]) - shared
 
 
 @pytest.mark.parametrize("n", [5, 63])
