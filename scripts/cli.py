@@ -88,6 +88,13 @@ def seconds(text: str) -> float:
     return value
 
 
+def folder(text: str) -> Path:
+    """An option's type: a folder, which may be made."""
+    if not text or (Path(text).exists() and not Path(text).is_dir()):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a folder")
+    return Path(text)
+
+
 def output(text: str) -> Path:
     """An option's type: a file that can be written, which is found out before it is."""
     path = Path(text)

@@ -241,7 +241,7 @@ def costs(text: str) -> list[float]:
 
 def main() -> None:
     p = cli.parser(__doc__)
-    p.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for the files")
+    p.add_argument("--out", type=cli.folder, required=True, metavar="DIR", help="folder for the files")
     p.add_argument(
         "--target", type=Path, default=DATA / "pydoc-target.gguf", metavar="GGUF", help="llama model"
     )

@@ -191,7 +191,7 @@ def copies(a: argparse.Namespace) -> Iterator[tuple[str, Path]]:
 
 def main() -> None:
     p = cli.parser(__doc__)
-    p.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for the files")
+    p.add_argument("--out", type=cli.folder, required=True, metavar="DIR", help="folder for the files")
     p.add_argument("--kind", choices=tuple(SHAPES), default="draft")
     p.add_argument("--vocab", type=cli.whole(4096), default=128256, metavar="N", help="tokens")
     p.add_argument("--draft", type=Path, metavar="GGUF", help="in place of random weights")

@@ -146,7 +146,7 @@ def trimmed_copy(a: argparse.Namespace) -> tuple[Path, Trimmed]:
 
 def main() -> None:
     p = cli.parser(__doc__)
-    p.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for the copy")
+    p.add_argument("--out", type=cli.folder, required=True, metavar="DIR", help="folder for the copy")
     p.add_argument("-m", dest="target", type=Path, default=EMBEDDED_TARGET, metavar="GGUF")
     p.add_argument("-md", dest="draft", type=Path, default=EMBEDDED_DRAFT, metavar="GGUF")
     p.add_argument("--keep", type=cli.whole(1), default=1024, metavar="N", help="tokens of the copy")

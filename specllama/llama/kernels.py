@@ -100,19 +100,22 @@ def _left_out() -> str:
     return f"how fast they are on aarch64 has not been measured; {VARIABLE}=on uses them"
 
 
+def processor_flags() -> set[str]:
+    """The names of what the processor can do, as Linux on x86-64 lists them; empty where they are unknown."""
+    try:
+        match = re.search(r"^flags\s*:(.*)$", CPUINFO.read_text(errors="replace"), re.MULTILINE)
+    except OSError:
+        return set()
+    return set(match[1].split()) if match is not None else set()
+
+
 def _lacking() -> str:
     """The feature that this processor lacks to run them, "" if nothing is known; the object checks again at
     its start.
     """
-    if platform.machine() != "x86_64":
-        return ""
-    try:
-        match = re.search(r"^flags\s*:(.*)$", CPUINFO.read_text(errors="replace"), re.MULTILINE)
-    except OSError:
-        return ""
-    if match is None or {"avx2", "fma", "f16c"} <= set(match[1].split()):
-        return ""
-    return "this processor lacks AVX2"
+    flags = processor_flags()
+    lacks = platform.machine() == "x86_64" and flags and not {"avx2", "fma", "f16c"} <= flags
+    return "this processor lacks AVX2" if lacks else ""
 
 
 def _start(library: Any, level: str, environ: Mapping[str, str]) -> Kernels:

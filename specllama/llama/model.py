@@ -14,6 +14,7 @@ from specllama.config.load import ALL_LAYERS, AUTO, ModelSettings, reserved_outp
 from specllama.core.sampling.dry import MAX_BYTES, Breakers, Pieces
 from specllama.errors import IntegrityError, ResourceError, UsageError, option
 from specllama.llama.batches import CELLS_MULTIPLE, MORE_THAN_STATES
+from specllama.llama.kernels import processor_flags
 from specllama.llama.library import KERNELS, buffer_type, devices, llama, log
 from specllama.models.memory.available import physical_cores
 from specllama.models.memory.cost import tensor_overrides
@@ -263,6 +264,10 @@ _CONTROL = llama.LLAMA_TOKEN_ATTR_CONTROL | llama.LLAMA_TOKEN_ATTR_UNKNOWN  # wh
 _FLOAT_TYPES = ("0", "1", "32")  # llama_ftype: F32, F16, BF16
 
 
+def _has_amx_code() -> bool:
+    return b"AMX_INT8 = 1" in llama.llama_print_system_info()
+
+
 class LlamaModel:
     """Weights and vocabulary of one GGUF file.
 
@@ -387,25 +392,28 @@ class LlamaModel:
     @property
     def uses_amx(self) -> bool:
         """Whether ggml multiplies this model's matrices with AMX tiles, also those of a few rows."""
-        return not KERNELS.level and self._for_amx
+        return not KERNELS.level and self._is_packed_for_amx and _has_amx_code()
 
     @property
     def rounds_prompts(self) -> bool:
         """Whether specllama's kernels are used, and prompts (decodes of 64 rows and more) are rounded
         otherwise than small decodes: see mul_mat.h.
         """
-        packed = KERNELS.amx and self.metadata("general.file_type") not in _FLOAT_TYPES
-        return self.settings.n_gpu_layers == 0 and (packed or KERNELS.level == "neon")
+        on_host = self.settings.n_gpu_layers == 0
+        return (KERNELS.amx and self._is_packed_for_amx) or (KERNELS.level == "neon" and on_host)
 
     @property
     def leaves_amx(self) -> bool:
-        """Whether this processor has AMX, but llama.cpp was compiled so that its use would crash."""
-        return KERNELS.level == "avx512" and not KERNELS.amx and self._for_amx
+        """Whether this processor has AMX, and llama.cpp was compiled without it, or so that its use would
+        crash.
+        """
+        left = KERNELS.level == "avx512" and not KERNELS.amx and self._is_packed_for_amx
+        return left and (_has_amx_code() or "amx_int8" in processor_flags())
 
     @property
-    def _for_amx(self) -> bool:
-        has_amx = b"AMX_INT8 = 1" in llama.llama_print_system_info() and self.settings.n_gpu_layers == 0
-        return has_amx and self.metadata("general.file_type") not in _FLOAT_TYPES
+    def _is_packed_for_amx(self) -> bool:
+        """Whether most of its weights would be, where AMX is used."""
+        return self.settings.n_gpu_layers == 0 and self.metadata("general.file_type") not in _FLOAT_TYPES
 
     def metadata(self, key: str) -> str | None:
         """A value of the file's metadata as text, None if there is no such key."""

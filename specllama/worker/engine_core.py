@@ -52,8 +52,8 @@ _PREFILL_REPORT_SECONDS = 0.5  # between two reports of a prefill
 _MEMORY_SECONDS = 1.0  # at most, for writing texts at the end
 _INDEXED_WHEN_IDLE = 16384  # tokens of earlier texts at a time, in 4 ms
 _WITHOUT_AMX = (
-    "AMX is not used: llama.cpp was compiled without specllama's amx.h, and might crash; with it, prompts "
-    "take a third to half of the time (docs/install.md)"
+    "AMX is not used: llama.cpp was compiled without it, or without specllama's amx.h and might crash; with "
+    "both, prompts take a third to half of the time (docs/install.md)"
 )
 
 

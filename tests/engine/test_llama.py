@@ -16,7 +16,7 @@ from specllama.config.load import ModelSettings
 from specllama.core.interfaces import BatchRow
 from specllama.data import EMBEDDED_DRAFT
 from specllama.gguf.header import read_model
-from specllama.llama import library, model
+from specllama.llama import kernels, library, model
 from specllama.llama.context import LlamaContext
 from specllama.llama.kernels import Kernels
 from specllama.llama.model import LlamaModel
@@ -154,7 +154,11 @@ def test_where_rows_of_prompts_are_rounded_otherwise(
     assert not draft.rounds_prompts
 
 
-def test_amx_is_left_where_its_use_would_crash(draft: LlamaModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_amx_is_left_where_its_use_would_crash(
+    draft: LlamaModel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    cpuinfo = tmp_path / "cpuinfo"
+    monkeypatch.setattr(kernels, "CPUINFO", cpuinfo)
     draft.settings = ModelSettings(path=str(EMBEDDED_DRAFT), n_gpu_layers=0)
     for file_type, leaves in (("7", True), ("15", True), ("1", False)):
         monkeypatch.setattr(LlamaModel, "metadata", lambda *_, now=file_type: now)
@@ -163,7 +167,9 @@ def test_amx_is_left_where_its_use_would_crash(draft: LlamaModel, monkeypatch: p
         info(monkeypatch, b"AMX_INT8 = 1", level="avx512", amx=True)
         assert not draft.leaves_amx
         info(monkeypatch, b"AVX512 = 1", level="avx512")
-        assert not draft.leaves_amx
+        for flags in ("avx2", "avx2 amx_int8"):
+            cpuinfo.write_text(f"flags\t\t: {flags} fma\n")
+            assert draft.leaves_amx == (leaves and "amx" in flags), "llama.cpp lacks it"
         info(monkeypatch, b"AMX_INT8 = 1", level="avx2")
         assert not draft.leaves_amx, "the user has asked for other kernels"
         info(monkeypatch, b"AMX_INT8 = 1")

@@ -449,7 +449,7 @@ def main() -> None:
     if args.child:
         serve(args.threads, args.mib, (args.experts, args.used if args.experts else 0), args.best)
         return
-    kinds = args.types.split(",")
+    kinds = [*dict.fromkeys(args.types.split(","))]
     if unknown := [kind for kind in kinds if kind not in TYPES]:
         raise cli.BadInput(f"{unknown[0]!r} is none of {', '.join(TYPES)}")
     check_memory(kinds, args)

@@ -104,7 +104,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("-n", type=int, default=64, help="tokens of an answer")
     parser.add_argument("-t", "--threads", type=int, default=physical_cores())
     parser.add_argument(
-        "--out", type=Path, metavar="FILE.md", help="page to write; the raw figures go to FILE.json"
+        "--out", type=cli.output, metavar="FILE.md", help="page to write; the raw figures go to FILE.json"
     )
     parser.add_argument("--minutes", type=float, default=0, help="start no cell after this time")
     parser.add_argument("--fresh", action="store_true", help="measure the cells of --out again")

@@ -212,7 +212,7 @@ def config(environ: Mapping[str, str], problems: list[Problem]) -> JsonObject:
     return {
         "files": files,
         "models": models,
-        "environment": sorted(v for v in environ if v.startswith(sources.PREFIX)),
+        "environment": sorted(v for v in environ if v.startswith((sources.PREFIX, "LLAMA_CPP_LIB_PATH"))),
     }
 
 
