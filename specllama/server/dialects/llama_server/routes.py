@@ -304,8 +304,8 @@ async def health(api: ApiRequest, ready: bool = False) -> Response:
     known = bool(api.owner) or not api.settings.keys
     try:
         api.check_model(None)
-    except NotFoundError as error:  # which names the models
-        raise error if known else NotFoundError("there is no such model here") from None
+    except NotFoundError as unknown:  # which names the models
+        raise unknown if known else NotFoundError("there is no such model here") from None
     problem = api.supervisor.problem if known else api.supervisor.public_problem
     if not problem and api.service.lease.state == "unloaded":
         damage = (await api.models.details(api.service.model)).problem
