@@ -72,7 +72,7 @@ class Retokenization:
             self.ended = token >= t.n_target or token in self._end_ids
             if token < t.n_target:
                 self.certain.append(Proposal(token, probability))
-        elif not self._rest and token < t.n_target and (not t.may_grow[token] or _continues(piece)):
+        elif not self._rest and self._is_whole(token, piece):
             self.certain.append(Proposal(token, probability))
         elif len(piece) > _LONGEST_PIECE:
             self.ended = True
@@ -80,6 +80,13 @@ class Retokenization:
             self._parts.append((len(self._rest), probability))
             self._rest += piece
             self._retokenize()
+            if self._rest == piece and not self.ended and not self.pending and self._is_whole(token, piece):
+                self._emit(token)  # of an incomplete character, as where nothing is before it
+
+    def _is_whole(self, token: int, piece: bytes) -> bool:
+        """Whether the target's token is this one, whatever follows."""
+        t = self._translation
+        return token < t.n_target and (not t.may_grow[token] or _continues(piece))
 
     def _finish(self) -> None:
         """Settle what is pending, since no text follows."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from specllama.core.interfaces import BatchRow, BlockRows, Drafter, Proposal
@@ -261,6 +261,7 @@ other_drafts = st.lists(tokens, max_size=5)
     rounds,
     st.lists(st.tuples(other_drafts, other_drafts, st.integers(0, 3)), max_size=4),
 )
+@example([0], [(0, 0, 1)], [([], [0], 0), ([], [4], 0)])  # a part of a character after a token that may grow
 def test_continues_after_the_draft_of_another_drafter(make, prompt, played, others) -> None:
     """The proposals are those of a fresh drafter with the same history and draft."""
     drafter = started(make, prompt, prompt)
