@@ -218,7 +218,7 @@ class Scheduler:
         slot.kept, generation.stored = generation.request.kept, None
         generation.seq_id, generation.n_past = slot.seq_id, n_past
         rows, n_prompt = generation.exact_rows, len(generation.history)
-        slot.n_begun = n_past
+        slot.n_begun, slot.n_first = n_past, slot.n_first if n_past else n_prompt
         if self.store.needs_partials:
             known = generation.request.boundaries or distances(n_prompt)
             chunk = rows.chunk if rows is not None else None

@@ -37,8 +37,8 @@ class Slot:
     generations of the same `Request.cache_scope` reuse them. kept: whether they may be written to the disk.
     n_prompt: ids of the last prompt. n_whole: ids at the start that were evaluated in whole chunks of an
     exact prompt, in the first cells of the cache. n_begun: ids from which on its last prompt was evaluated.
-    last_used: time by the engine's clock. owner: the
-    generation that uses it.
+    n_first: ids of the prompt of which all were, 0 if unknown. last_used: time by the engine's clock. owner:
+    the generation that uses it.
     """
 
     seq_id: int
@@ -48,6 +48,7 @@ class Slot:
     n_prompt: int = 0
     n_whole: int = 0
     n_begun: int = 0
+    n_first: int = 0
     last_used: float = 0.0
     priority: float = 0.0
     uses: int = 0
@@ -59,6 +60,7 @@ def empty(target: Context, slot: Slot) -> None:
     """Free the slot's cells, and forget its text."""
     target.truncate(slot.seq_id, 0)
     slot.ids, slot.partials, slot.n_prompt, slot.n_whole, slot.n_begun, slot.uses = [], [], 0, 0, 0, 0
+    slot.n_first = 0
 
 
 def whole_chunks(ids: Sequence[int], begun: int, n: int, chunk: int) -> int:
@@ -138,9 +140,9 @@ class PrefixFinder:
         n_prompt = owner.n_prompt if owner is not None else holder.n_prompt
         if not self._target.rounds_prompts or n >= min(n_prompt, CHUNK):
             return False
-        if not isinstance(holder, Slot) or holder.n_begun > 0:  # unknown
-            return True
-        return (n_prompt > CHUNK) != (n_wanted > CHUNK) or n_wanted > CHUNK >= n_wanted - n
+        is_long = n_wanted > CHUNK
+        differs = (holder.n_first > CHUNK) != is_long if holder.n_first else is_long or n_prompt > CHUNK
+        return differs or (is_long and n_wanted - n <= CHUNK)
 
     def _ids_of(self, slot: Slot, wanted: Ids) -> Ids:
         """The ids in the slot's cache; of one in use, those that others may copy. Empty where nothing is
@@ -238,7 +240,7 @@ class TextCopies:
         text = CachedSequence(
             ids, slot.scope, saved, n_bytes, partials, n_prompt, 0, priority, uses, slot.kept, draft
         )
-        text.n_begun = slot.n_begun
+        text.n_begun, text.n_first = slot.n_begun, slot.n_first
         self._state_cache.add_text(text)
         return True
 
@@ -408,7 +410,7 @@ class PrefixStore:
         n = self.target.copy(holder.seq_id, slot.seq_id, source.n, state)
         if n:
             slot.partials = [p for p in holder.partials if p.n <= n and p.state is not None]
-            slot.n_prompt, slot.n_begun = holder.n_prompt, holder.n_begun
+            slot.n_prompt, slot.n_begun, slot.n_first = holder.n_prompt, holder.n_begun, holder.n_first
         return n
 
     def _loaded(self, text: CachedSequence, source: PrefixSource, idle: Sequence[Slot]) -> tuple[Slot, int]:
@@ -426,7 +428,7 @@ class PrefixStore:
             return slot, 0
         self.copies.timed(text.n_bytes, self.clock() - started)
         slot.ids, slot.scope, slot.partials = text.ids.tolist(), text.scope, list(text.partials)
-        slot.n_prompt, slot.n_begun = text.n_prompt, text.n_begun
+        slot.n_prompt, slot.n_begun, slot.n_first = text.n_prompt, text.n_begun, text.n_first
         self.copies.load_draft(slot, text.draft)
         if source.n == n:
             self.mark(slot, Boundary(n, "answer"))

@@ -165,6 +165,7 @@ class CachedSequence:
     draft: Saved | None = None
     floor: float | None = None
     n_begun: int = 0
+    n_first: int = 0
 
 
 def usable(partials: Iterable[PartialState], n: int) -> PartialState | None:

@@ -137,7 +137,7 @@ def test_the_last_row_is_decoded_by_itself_where_rows_of_prompts_are_rounded_oth
         ((60, 20), 10),
         ((200, 74), 0),  # the rest would be a small decode
         ((20, -90, 200), 0),  # the second goes on from the first, whose rows are those of a small decode
-        ((20, -90, 30), 0),
+        ((20, -90, 30), 10),
     ],
 )
 def test_rows_that_are_common_by_chance_are_shared_where_they_are_rounded_alike(lengths, shared):
