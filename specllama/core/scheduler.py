@@ -278,15 +278,16 @@ class Scheduler:
             return PromptChunk(generation, image.end - n_past, at_end, image.encoded())
         stop = min([stop, *(i.begin for i in generation.request.images if i.begin > n_past)])
         boundary = boundary if boundary is not None and boundary.n == stop else None
+        rest = stop - n_past
+        if rest >= CHUNK and stop == len(history) and self.target.rounds_prompts:
+            rest -= 1  # the last row by itself, as where the same prompt is used again
         if exact is not None and not ready:
-            n = min(stop - n_past, exact.chunk)
+            n = min(rest, exact.chunk)
         else:
             most = min(g.time_left(now) for g in (generation, *ready))
             n_before, seconds = self.last_round
             round_seconds = (seconds if n_before else 0.0) if ready else None
-            n = self.chunk_size.n_rows(n_past, stop - n_past, most, round_seconds)
-        if n >= CHUNK and n_past + n == len(history) and self.target.rounds_prompts:
-            n -= 1  # the last row by itself, as where the same prompt is used again
+            n = self.chunk_size.n_rows(n_past, rest, most, round_seconds)
         return PromptChunk(generation, n, boundary if n_past + n == stop else None)
 
     def _filling(self) -> list[Generation]:

@@ -113,7 +113,7 @@ def test_rows_beyond_a_row_multiple_are_decoded_by_themselves(n, widths):
 
 
 @pytest.mark.parametrize(
-    ("n", "widths"), [(63, [63]), (64, [63, 1]), (100, [99, 1]), (134, [64, 69, 1]), (192, [64, 64, 63, 1])]
+    ("n", "widths"), [(63, [63]), (64, [63, 1]), (100, [99, 1]), (134, [64, 69, 1]), (192, [64, 127, 1])]
 )
 def test_the_last_row_is_decoded_by_itself_where_rows_of_prompts_are_rounded_otherwise(n, widths):
     target = Slow(per_row=1.0)
