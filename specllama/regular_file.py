@@ -45,6 +45,6 @@ def _check(path: str | os.PathLike[str], info: os.stat_result) -> None:
 
 
 def table_of(module: str, name: str = "") -> dict[str, Any]:
-    """The TOML file beside a module. module: its __file__. name: of the file, "" for the module's."""
+    """The TOML file next to a module. module: its __file__. name: of the file, "" for the module's."""
     path = Path(module)
     return tomllib.loads((path.with_name(name) if name else path.with_suffix(".toml")).read_text("utf-8"))

@@ -474,7 +474,7 @@ def _import_commands() -> None:
 
     for command in COMMANDS.values():
         command.function()
-    # Typer makes its commands anew at each call, and a fork has one.
+    # Typer makes its commands again at each call, and a fork has one.
     typer.main.get_command = functools.cache(typer.main.get_command)
     typer.main.get_command(app)
     build = typer_options.build
