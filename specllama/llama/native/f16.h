@@ -40,15 +40,16 @@ static int64_t mul_mat_f16(int64_t n, int64_t nc, float * s, size_t bs, const ch
             typename V::floats a[R];
             SPECLLAMA_UNROLL
             for (int r = 0; r < R; r++) {
-                a[r] = V::load_ps(row_floats + r * n + i);
-                __asm__("" : "+v"(a[r]));  // loaded once, not in each multiplication
+                typename V::floats loaded = V::load_ps(row_floats + r * n + i);
+                __asm__("" : "+v"(loaded));  // once, not in each multiplication
+                a[r] = loaded;
             }
             SPECLLAMA_UNROLL
             for (int c = 0; c < C; c++) {
                 const T * from = (const T *) (w + c * pitch) + i;
                 const typename V::floats values = widen<V>(from);
                 if (V::N_FLOATS == 16) {  // with AVX2 it takes longer than it saves
-                    prefetch<R>((const char *) from + C * pitch);
+                    prefetch<specllama::MAX_ROWS>((const char *) from + C * pitch);
                 }
                 SPECLLAMA_UNROLL
                 for (int r = 0; r < R; r++) {
@@ -126,9 +127,7 @@ SPECLLAMA_BF16 static int64_t mul_mat_bf16_pairs(int64_t n, int64_t nc, float * 
             for (int c = 0; c < C; c++) {
                 const char * from = w + c * pitch + 2 * i;
                 values[c] = (__m512bh) load(from);
-                if (R < 4) {
-                    prefetch<R>(from + C * pitch);
-                }
+                prefetch<specllama::MAX_ROWS>(from + C * pitch);
             }
             SPECLLAMA_UNROLL
             for (int r = 0; r < R; r++) {

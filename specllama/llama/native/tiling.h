@@ -26,7 +26,9 @@ static void mul_mat_tiled(int64_t n, int64_t nc, float * s, size_t bs, const cha
         type::template mul_mat<M < 6 ? M : 6>, type::template mul_mat<M < 7 ? M : 7>,
         type::template mul_mat<M < 8 ? M : 8>};
     const char * prepared = (const char *) type::prepare(n, rows, stride, n_rows);
-    int64_t tile = n_rows <= M ? nc : std::max<int64_t>(16, CACHED_BYTES / (int64_t) pitch / 16 * 16);
+    // Rows that are converted to floats do not fit in the L1 cache as a whole (f16.h).
+    const int64_t few = std::is_base_of_v<f16_kernel<BLOCK>, type> && n_rows > 1 ? COLUMNS_AT_ONCE : nc;
+    int64_t tile = n_rows <= M ? few : std::max<int64_t>(16, CACHED_BYTES / (int64_t) pitch / 16 * 16);
     if (block_256<BLOCK>::supported && n_rows > block_256<BLOCK>::FEW_ROWS) {
         tile = n_rows <= M ? widest::COLUMNS : TILE_COLUMNS;
     }
