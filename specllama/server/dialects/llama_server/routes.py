@@ -319,7 +319,7 @@ async def health(api: ApiRequest, ready: bool = False) -> Response:
 
 
 async def metrics(api: ApiRequest) -> Response:
-    text = await api.models.metrics(api.owner, api.query_params.get("model"))
+    text = await api.models.metrics(api.owner, api.query_params.get("model") or None)
     return Response(text, headers={"content-type": CONTENT_TYPE})
 
 
@@ -336,6 +336,7 @@ async def props(api: ApiRequest) -> Response:
 
 async def slots(api: ApiRequest) -> Response:
     """An unloaded model has none, nor has one that is being unloaded meanwhile."""
+    await api.find_model(None)
     lease = api.service.lease
     if not lease.has_engine:
         return JSONResponse([])
@@ -391,7 +392,7 @@ async def _text(api: ApiRequest, question: Callable[[int], protocol.Question], f
 class ModelRequest(RequestBody):
     """The body of these routes."""
 
-    model: Annotated[str, Field(max_length=512)]
+    model: Annotated[str, Field(min_length=1, max_length=512)]
 
 
 async def load(api: ApiRequest) -> Response:
@@ -403,7 +404,7 @@ async def load(api: ApiRequest) -> Response:
 
 async def unload(api: ApiRequest) -> Response:
     """Running requests finish first."""
-    api.check_model((await api.body(ModelRequest)).model)
+    await api.find_model((await api.body(ModelRequest)).model)
     api.check_administers()
     api.models.unload(api.service)
     return JSONResponse({"success": True})
