@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import signal
 import subprocess
@@ -40,6 +41,15 @@ def test_an_unknown_option_is_one_line(module: str) -> None:
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.count("\n") == 1, done.stderr
     assert done.stderr.startswith(f"python -m {module}: ")
+
+
+@pytest.mark.parametrize("module", ["scripts.bench.make_pair", "training.head.acceptance"])
+def test_an_empty_folder_of_llama_cpp_is_as_if_it_were_not_set(module: str) -> None:
+    environ = os.environ | {"LLAMA_CPP_LIB_PATH": ""}
+    done = subprocess.run(
+        [sys.executable, "-m", module, "--help"], cwd=ROOT, env=environ, capture_output=True
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
 
 
 def test_help_is_the_docstring_and_every_option() -> None:
