@@ -269,10 +269,6 @@ class DetokenizeRequest(RequestBody):
     tokens: Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], AtMost(MAX_VALUES)]
 
 
-class TemplateRequest(TemplateInput):
-    """The conversation of /apply-template."""
-
-
 async def completion(api: ApiRequest, model: type[NativeRequest] = NativeRequest) -> Response:
     body = await api.body(model)
     api.check_model(body.model)
@@ -373,7 +369,7 @@ async def detokenize(api: ApiRequest) -> Response:
 
 
 async def apply_template(api: ApiRequest) -> Response:
-    body = await api.body(TemplateRequest)
+    body = await api.body(TemplateInput)
     api.check_model(body.model)
     await api.read_images(body, MEDIA_MARKER)
     chat = body.chat_input(api.settings.variables)
@@ -454,7 +450,7 @@ DIALECT = Dialect(
         ApiRoute("GET", "/slots", slots, "What each slot is doing"),
         ApiRoute("POST", "/tokenize", tokenize, "The ids of a text", TokenizeRequest),
         ApiRoute("POST", "/detokenize", detokenize, "The text of ids", DetokenizeRequest),
-        ApiRoute("POST", "/apply-template", apply_template, "The prompt of a conversation", TemplateRequest),
+        ApiRoute("POST", "/apply-template", apply_template, "The prompt of a conversation", TemplateInput),
         ApiRoute("POST", "/models/load", load, "Load a model", ModelRequest),
         ApiRoute("POST", "/models/unload", unload, "Unload a model", ModelRequest),
         ApiRoute("POST", "/models/pull", pull, "Download a known model", ModelRequest),
