@@ -124,6 +124,26 @@ def test_ctrl_c_keeps_what_has_been_measured_of_the_kernels(tmp_path: Path) -> N
     assert [one["type"] for one in json.loads(figures.read_text())] == ["q8_0"]
 
 
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="what measures the limits is for x86-64")
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+def test_figures_of_the_kernels_that_cannot_be_written_are_printed() -> None:
+    given = ("--types", "q4_0", "--rows", "1", "--runs", "1", "--mib", "1", "--json", "/dev/full")
+    done = run("scripts.bench.kernels", *given)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert "/dev/full cannot be written (No space left on device)" in done.stderr
+    assert json.loads(done.stdout[done.stdout.index("[\n") :])[0]["type"] == "q4_0"
+
+
+@pytest.mark.parametrize(("script", "given"), [("kernels", "--mib=1"), ("experts", "model.gguf")])
+def test_what_measures_with_kernels_and_without_refuses_a_choice_of_them(script: str, given: str) -> None:
+    command = [sys.executable, "-m", f"scripts.bench.{script}", given]
+    environ = os.environ | {"SPECLLAMA_KERNELS": "off"}
+    done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "SPECLLAMA_KERNELS is off" in done.stderr
+    assert done.stderr.count("\n") == 1, done.stderr
+
+
 def test_the_page_and_the_types_of_options_are_up_to_date() -> None:
     assert run("scripts.options_page", "--check").returncode == 0, "python -m scripts.options_page"
     fields = run("scripts.fields_page", "--check")
