@@ -6,6 +6,7 @@ import argparse
 import math
 import os
 import re
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -152,7 +153,10 @@ def gguf_file(path: Path) -> Path:
 
 
 def run(main: Callable[[], None], *errors: type[Exception]) -> None:
-    """Runs `main`; BadInput and `errors` end it with their message and exit code 2, Ctrl-C with 130."""
+    """Runs `main`; BadInput and `errors` end it with their message and exit code 2, Ctrl-C with 130, SIGTERM
+    with 143, after it has removed its temporary files.
+    """
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     expected: tuple[type[Exception], ...] = (BadInput, *errors)
     try:
         main()
