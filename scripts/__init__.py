@@ -1,5 +1,6 @@
 """Modules to run from a checkout (docs/development.md). Ctrl-C ends one without a traceback from here on."""
 
+import os
 import sys
 import types
 
@@ -10,3 +11,5 @@ def _show(kind: type[BaseException], error: BaseException, trace: types.Tracebac
 
 
 sys.excepthook = _show
+if folder := os.environ.pop("LLAMA_CPP_LIB_PATH", ""):  # as specllama/llama/library.py reads it
+    os.environ["LLAMA_CPP_LIB_PATH"] = os.path.abspath(os.path.expanduser(folder))

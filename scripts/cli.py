@@ -6,6 +6,7 @@ import argparse
 import math
 import os
 import re
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -103,6 +104,23 @@ def output(text: str) -> Path:
     return path
 
 
+def write(path: Path, text: str) -> None:
+    """Write an output. Raises BadInput if that fails, after it is printed: it may have taken hours."""
+    try:
+        path.write_text(text, "utf-8")
+    except OSError as error:
+        print(text)
+        raise BadInput(f"{path} cannot be written ({error.strerror}); its content is above") from None
+
+
+def check_kernels_variable() -> None:
+    """For scripts that measure with the kernels and without. Raises BadInput where SPECLLAMA_KERNELS names
+    others than the usual ones.
+    """
+    if (given := os.environ.get("SPECLLAMA_KERNELS") or "auto") not in ("auto", "on"):
+        raise BadInput(f"SPECLLAMA_KERNELS is {given}, and both ways are measured: unset it")
+
+
 def whole_list(least: int, most: float = math.inf) -> Callable[[str], list[int]]:
     """An option's type: whole numbers from `least` to `most`, "1,2,8-11", sorted and without repeats."""
     number = whole(least, most)
@@ -135,7 +153,10 @@ def gguf_file(path: Path) -> Path:
 
 
 def run(main: Callable[[], None], *errors: type[Exception]) -> None:
-    """Runs `main`; BadInput and `errors` end it with their message and exit code 2, Ctrl-C with 130."""
+    """Runs `main`; BadInput and `errors` end it with their message and exit code 2, Ctrl-C with 130, SIGTERM
+    with 143, after it has removed its temporary files.
+    """
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     expected: tuple[type[Exception], ...] = (BadInput, *errors)
     try:
         main()

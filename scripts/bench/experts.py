@@ -110,6 +110,7 @@ def main() -> None:
     p.add_argument("--runs", type=cli.whole(4), default=30, help="decodes of each number of rows")
     p.add_argument("--threads", type=cli.threads, help="of each process")
     given = p.parse_args()
+    cli.check_kernels_variable()
     if not given.model.is_file():
         p.error(f"{given.model} is not a file")
     rows = [int(n) for n in given.rows.split(",") if n.isdigit() and 0 < int(n) <= 64]

@@ -8,17 +8,18 @@ Extra blocks with zero output projections keep every logit of the source (checke
 take as much time as real blocks of their size. The target is padded to --target-params and written in every
 type; for each type and each of --draft-costs the draft is padded until one of its decodes takes that share of
 the target's t(1) on this machine. With --experts the target's extra blocks are mixtures of experts, of which
-a token takes --used. DIR/pairs.json lists the pairs with their measurements. Needs no torch.
+a token takes --used. DIR/pairs.json lists the pairs with their measurements, each as soon as it is made.
+Needs no torch.
 
 --random-vocab N writes random-Nk.gguf and random-Nk-draft.gguf instead: random weights and N tokens in the
-vocabulary, for measurements of time and memory outside the model.
+vocabulary, for measurements of time and memory outside the model. It goes without the other options.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import shutil
+import tempfile
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -68,13 +69,13 @@ def check_same_logits(source: Path, padded: Path) -> None:
 
 
 class Maker:
-    """Writes the models of a run into `out`; intermediate f16 files go to `out`/tmp."""
+    """Writes the models of a run into `out`; intermediate f16 files go to a temporary folder in it."""
 
     def __init__(self, out: Path, target: Source, draft: Source, n_threads: int, rounds: int) -> None:
         self.out, self.n_threads, self.rounds = out, n_threads, rounds
         self.target, self.draft = target, draft
-        self.tmp = out / "tmp"
-        self.tmp.mkdir(parents=True, exist_ok=True)
+        self._folder = tempfile.TemporaryDirectory(prefix="tmp-", dir=out)
+        self.tmp = Path(self._folder.name)
         self.candidate = self.tmp / "candidate.gguf"
 
     def padded(self, name: str, source: Source, padding: Padding) -> Path:
@@ -138,7 +139,7 @@ class Maker:
         return best
 
     def close(self) -> None:
-        shutil.rmtree(self.tmp)
+        self._folder.cleanup()
 
 
 def model_entry(path: Path, llm: Llm, t1: float) -> dict[str, object]:
@@ -164,7 +165,7 @@ def print_pair(kind: str, cost: float, m: DraftTiming) -> None:
 def make_pairs(a: argparse.Namespace) -> None:
     """Writes targets, drafts and the manifest, and prints a line for each pair."""
     maker = Maker(a.out, read_source(a.target), read_source(a.draft), a.threads, a.rounds)
-    pairs = []
+    pairs = list[dict[str, object]]()
     try:
         for kind, path in maker.make_targets(a).items():
             with ExitStack() as stack:
@@ -184,12 +185,19 @@ def make_pairs(a: argparse.Namespace) -> None:
                             "draft": draft_entry | asdict(measured.padding),
                         }
                     )
+                    write_manifest(a, pairs)
                     print_pair(kind, cost, measured)
     finally:
         maker.close()
-    manifest = {"n_threads": a.threads, "rounds": a.rounds, "pairs": pairs}
-    (a.out / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
     print(a.out / MANIFEST)
+
+
+def write_manifest(a: argparse.Namespace, pairs: list[dict[str, object]]) -> None:
+    """Write the pairs so far, whole or not at all."""
+    manifest = {"n_threads": a.threads, "rounds": a.rounds, "pairs": pairs}
+    new = a.out / f"{MANIFEST}.tmp"
+    new.write_text(json.dumps(manifest, indent=2) + "\n")
+    new.replace(a.out / MANIFEST)
 
 
 def make_random(out: Path, n_vocab: int) -> None:
@@ -279,6 +287,11 @@ def main() -> None:
         help="the random pair instead",
     )
     a = p.parse_args()
+    if a.random_vocab:
+        plain = vars(p.parse_args(["--out", str(a.out), "--random-vocab", str(a.random_vocab)]))
+        for name, value in vars(a).items():
+            if value != plain[name]:
+                p.error(f"--random-vocab goes without --{name.replace('_', '-')}")
     if a.used and not a.experts:
         p.error("--used needs --experts")
     a.used = a.used or 8

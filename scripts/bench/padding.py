@@ -76,17 +76,44 @@ class Source:
 
 def read_source(path: Path) -> Source:
     """Read a llama GGUF of any type; quantised weights are dequantised to f16. Raises NotPaddable."""
-    reader = gguf.GGUFReader(path)
-    arch = reader.fields["general.architecture"].contents()
-    if arch != "llama":
-        raise NotPaddable(f"{path}: architecture {arch}; only llama can be padded")
-    tensors: dict[str, NDArray[np.generic]] = {}
-    for t in reader.tensors:
-        if t.name == "rope_freqs.weight" or t.tensor_type.name in ("F16", "F32"):
-            tensors[t.name] = np.array(t.data)
-        else:
-            tensors[t.name] = gguf.quants.dequantize(t.data, t.tensor_type).astype(np.float16)
-    return Source(dict(reader.fields), tensors)
+    try:
+        reader = gguf.GGUFReader(path)
+        arch = reader.fields["general.architecture"].contents()
+        if arch != "llama":
+            raise NotPaddable(f"{path}: architecture {arch}; only llama can be padded")
+        tensors: dict[str, NDArray[np.generic]] = {}
+        for t in reader.tensors:
+            if t.name == "rope_freqs.weight" or t.tensor_type.name in ("F16", "F32"):
+                tensors[t.name] = np.array(t.data)
+            else:
+                tensors[t.name] = gguf.quants.dequantize(t.data, t.tensor_type).astype(np.float16)
+        source = Source(dict(reader.fields), tensors)
+        _check_blocks(path, source)
+    except (ValueError, IndexError, NotImplementedError) as error:
+        raise NotPaddable(f"{path}: not a whole GGUF file of known types: {error}") from None
+    except KeyError as missing:
+        raise NotPaddable(f"{path}: no key {missing}, which a llama that can be padded has") from None
+    except TypeError:
+        raise NotPaddable(f"{path}: its blocks have different sizes; only equal ones can be padded") from None
+    return source
+
+
+def _check_blocks(path: Path, source: Source) -> None:
+    """Raises NotPaddable unless the source's blocks have the shapes of the extra ones; KeyError and TypeError
+    where their sizes are not in its keys, or are those of each block.
+    """
+    d, kv, ff = source.n_embd, source.n_embd_kv, source.value("feed_forward_length")
+    shapes = {"attn_q": (d, d), "attn_k": (kv, d), "attn_v": (kv, d), "attn_output": (d, d)}
+    shapes |= {"ffn_gate": (ff, d), "ffn_up": (ff, d), "ffn_down": (d, ff)}
+    for i in range(source.value("block_count")):
+        for name, shape in shapes.items():
+            tensor = source.tensors.get(f"blk.{i}.{name}.weight")
+            if tensor is None or tensor.shape != shape:
+                found = "missing" if tensor is None else f"of shape {tensor.shape}"
+                raise NotPaddable(
+                    f"{path}: blk.{i}.{name}.weight is {found}; only a llama in which it is of shape {shape} "
+                    "can be padded"
+                )
 
 
 def write_padded(source: Source, out: Path, padding: Padding | None) -> None:

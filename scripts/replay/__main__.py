@@ -297,7 +297,7 @@ def record_traces(arguments: argparse.Namespace, workload_prompts: Mapping[str, 
                 trace = recorded(pair, ids, text, params, arguments.seed)
                 name = f"{workload} T={temperature:g}" if len(arguments.temp) > 1 else workload
                 found.setdefault(name, []).append(trace.to_dict())
-    arguments.record.write_text(json.dumps(found, separators=(",", ":")))
+    cli.write(arguments.record, json.dumps(found, separators=(",", ":")))
     print(f"{sum(map(len, found.values()))} traces in {arguments.record}")
 
 

@@ -113,8 +113,6 @@ LONG_FLAGS: Mapping[str, str] = {
     if flag.startswith("--") and (name := flag[2:].replace("-", "_")) not in STORED
 }
 """Other names of STORED in files and the environment: the long flags, as ctx_size for n_ctx."""
-IN_PROJECTS = frozenset(o.name for o in STORED.values() if o.scope is Scope.PROJECT)
-"""Those of STORED that a project's specllama.toml may set."""
 OF_ONE_MODEL = frozenset(o.name for o in STORED.values() if o.scope is Scope.MODEL)
 """Those of STORED that make sense for one model alone: a server that has one of them loads no other model."""
 _BY_NAME: Mapping[str, Option] = {o.name: o for o in (*RUN, *SERVING)}

@@ -139,13 +139,16 @@ def read_project_file(path: Path, environ: Mapping[str, str]) -> Values:
 
 def read_file(path: Path, links: bool = True) -> Values:
     """The options of a TOML file. links: whether it may be a symbolic link. Raises ConfigError, for unknown
-    keys and wrong types with file and line.
+    keys, tables and wrong types with file and line.
     """
     file, values = read_toml(path, links), Values()
     for key, value in file.data.items():
         name, where = key.replace("-", "_"), file.where(key)
         name = LONG_FLAGS.get(name, name)
         if name not in STORED:
+            first = value[0] if isinstance(value, list) and value else value
+            if isinstance(first, dict):
+                raise ConfigError(f"{where}: unknown table {quoted(key)}", "options stand in no table")
             raise ConfigError(f"{where}: unknown key {quoted(key)}", _similar(name))
         if name in values:
             raise ConfigError(f"{where}: {key} is set twice, in two spellings")
@@ -223,4 +226,4 @@ def _similar(name: str, prefix: str = "") -> str:
     close = [other for other, entry in STORED.items() if f"-{name}" in entry.flags]
     close = close or similar(name, [*STORED, *LONG_FLAGS])
     names = [prefix + other.upper() if prefix else other for other in close]
-    return f"did you mean {' or '.join(names)}?" if names else "specllama run --help names them all"
+    return f"did you mean {' or '.join(names)}?" if names else "docs/options.md names them all"

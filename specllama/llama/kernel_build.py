@@ -21,7 +21,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from specllama.processor_time import TooLongError, kill_tree, outputs_of
+from specllama.processor_time import TooLongError, kill_tree, outputs_of, processes
 
 NATIVE = Path(__file__).parent / "native"
 OBJECT = NATIVE / "specllama_kernels.so"  # ready-made: in a wheel, and in a clone that was installed
@@ -87,7 +87,12 @@ def folder_for(to: Path, name: str) -> Iterator[Path]:
     """
     try:
         to.parent.mkdir(parents=True, exist_ok=True)
-        with compiles, tempfile.TemporaryDirectory(prefix=".compiling-", dir=to.parent) as directory:
+        own = f".compiling-{platform.node()}-"  # other machines may share the folder
+        running = {f"{own}{pid}" for pid in processes()}
+        for left in to.parent.glob(f"{own}*-*"):
+            if running and left.name.rpartition("-")[0] not in running:  # its process was killed
+                shutil.rmtree(left, ignore_errors=True)
+        with compiles, tempfile.TemporaryDirectory(prefix=f"{own}{os.getpid()}-", dir=to.parent) as directory:
             yield Path(directory)
             Path(directory, name).replace(to)
     except OSError as error:

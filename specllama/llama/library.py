@@ -93,11 +93,10 @@ if _installed != TESTED:
         f"llama-cpp-python {_installed} is installed, specllama needs {TESTED}", f"install it: {INSTALL}"
     )
 _loaded = "llama-cpp-python"
-if folder := os.environ.get("LLAMA_CPP_LIB_PATH"):  # of llama-cpp-python
+if folder := os.environ.pop("LLAMA_CPP_LIB_PATH", ""):  # of llama-cpp-python, which looks for "." elsewhere
+    os.environ["LLAMA_CPP_LIB_PATH"] = folder = os.path.abspath(os.path.expanduser(folder))
     _loaded = f"the llama.cpp in {folder}, which LLAMA_CPP_LIB_PATH names,"
     _AGAIN = "unset LLAMA_CPP_LIB_PATH, or name the folder that contains libllama"
-else:
-    os.environ.pop("LLAMA_CPP_LIB_PATH", None)  # empty: as if it were not set
 # OpenMP threads spin at every barrier, for milliseconds by default: where another program keeps a core busy,
 # a decode then takes hundreds of times as long. With this limit it takes three times as long.
 if "OMP_WAIT_POLICY" not in os.environ:

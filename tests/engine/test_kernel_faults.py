@@ -129,6 +129,24 @@ def test_nothing_of_a_compiler_stays_without_its_engine_process(tmp_path: Path) 
     assert not list((tmp_path / "kernels").iterdir())
 
 
+def test_what_a_killed_process_has_begun_is_removed_by_the_next_one(tmp_path: Path) -> None:
+    code = (
+        "import os; from pathlib import Path; from specllama.llama.kernel_build import folder_for\n"
+        f"with folder_for(Path({str(tmp_path)!r}, 'k.so'), 'k.so'): print(flush=True); os.read(0, 1)"
+    )
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    first, other = (subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, **pipes) for _ in range(2))
+    for process in (first, other):
+        process.stdout.readline()
+    first.kill()
+    first.communicate()
+    with kernel_build.folder_for(tmp_path / "k.so", "k.so") as folder:
+        assert {path.name.split("-")[-2] for path in tmp_path.iterdir()} == {str(other.pid), str(os.getpid())}
+        (folder / "k.so").touch()
+    other.communicate(b"x")
+    assert [path.name for path in tmp_path.iterdir()] == ["k.so"]
+
+
 def has_ended(pid: int) -> bool:
     """Whether a process is soon gone, or only waits for its parent to look at it."""
     deadline = time.monotonic() + SOON

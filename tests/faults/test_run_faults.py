@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
@@ -485,8 +486,16 @@ class TestLlamaCpp:
         own = self.path(command.home)  # a process of its own
         result = command("run", "-p", "zip", env=own | {"LLAMA_CPP_LIB_PATH": "/nowhere"})
         assert_error(result, 9, "in /nowhere, which LLAMA_CPP_LIB_PATH names", "unset LLAMA_CPP_LIB_PATH")
-        unset = own | {"LLAMA_CPP_LIB_PATH": ""}
-        assert command("run", "-m", "pydoc", "-p", "zip", "-n", "1", env=unset).code == 0
+        result = command("run", "-p", "zip", env=own | {"LLAMA_CPP_LIB_PATH": "."})
+        assert_error(result, 9, f"in {command.home}, which LLAMA_CPP_LIB_PATH names")
+        found = importlib.util.find_spec("llama_cpp")
+        assert found is not None
+        assert found.origin is not None
+        (command.home / "lib").symlink_to(Path(found.origin).parent / "lib")
+        words, folders = ("run", "-m", "pydoc", "-p", "zip", "-n", "1"), {"": None, "~/lib": None}
+        for folder, cwd in (folders | {".": command.home / "lib"}).items():
+            (result,) = command.batch(CommandLine(words, own | {"LLAMA_CPP_LIB_PATH": folder}, cwd))
+            assert result.code == 0, (folder, result.err)
 
     def test_help_works_without_it(self, command: Command) -> None:
         (command.home / "llama_cpp").mkdir()

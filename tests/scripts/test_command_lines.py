@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import signal
 import subprocess
@@ -12,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from specllama.data import EMBEDDED_TARGET
+from tests.support import tinygguf
 from tests.support.command import Command
 from tests.support.paths import ROOT
 
@@ -42,6 +45,15 @@ def test_an_unknown_option_is_one_line(module: str) -> None:
     assert done.stderr.startswith(f"python -m {module}: ")
 
 
+@pytest.mark.parametrize("module", ["scripts.bench.make_pair", "training.head.acceptance"])
+def test_an_empty_folder_of_llama_cpp_is_as_if_it_were_not_set(module: str) -> None:
+    environ = os.environ | {"LLAMA_CPP_LIB_PATH": ""}
+    done = subprocess.run(
+        [sys.executable, "-m", module, "--help"], cwd=ROOT, env=environ, capture_output=True
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
 def test_help_is_the_docstring_and_every_option() -> None:
     done = run("scripts.bench.make_pair", "--help")
     assert done.returncode == 0
@@ -53,6 +65,9 @@ def test_help_is_the_docstring_and_every_option() -> None:
 
 def test_what_kernels_and_pairs_cannot_be_measured_with_is_one_line(tmp_path: Path) -> None:
     """Before anything is measured."""
+    cut, other = tmp_path / "cut.gguf", tmp_path / "other.gguf"
+    cut.write_bytes(EMBEDDED_TARGET.read_bytes()[:100_000])
+    tinygguf.llama(other, keep=lambda name: name != "blk.0.attn_k.weight")
     for module, given, said in (
         ("kernels", ("--json", tmp_path / "none" / "x.json"), "is not a file that can be written"),
         ("kernels", ("--products", tmp_path), "is not a file that can be written"),
@@ -68,6 +83,9 @@ def test_what_kernels_and_pairs_cannot_be_measured_with_is_one_line(tmp_path: Pa
         ("kernels", ("--types", "Q9"), "'q9' is none of f16, "),
         ("make_pair", ("--out", tmp_path, "--used", "2"), "--used needs --experts"),
         ("make_pair", ("--out", tmp_path, "--target-params", "1"), "too few for an extra block"),
+        ("make_pair", ("--out", tmp_path, "--target", cut), "cut.gguf: not a whole GGUF file"),
+        ("make_pair", ("--out", tmp_path, "--draft", other), "other.gguf: blk.0.attn_k.weight is missing"),
+        ("make_pair", ("--out", tmp_path, "--random-vocab", "2000", "--types", "q4_0"), "without --types"),
     ):
         done = run(f"scripts.bench.{module}", *given)
         assert (done.returncode, done.stdout) == (2, ""), given
@@ -112,6 +130,41 @@ def test_ctrl_c_keeps_what_has_been_measured_of_the_kernels(tmp_path: Path) -> N
     assert (run_.returncode, said) == (130, "")
     assert printed.rstrip().endswith("of 8-bit integers")
     assert [one["type"] for one in json.loads(figures.read_text())] == ["q8_0"]
+
+
+def test_pairs_that_were_made_before_the_end_are_listed(tmp_path: Path) -> None:
+    small = ["--target-params", "16M", "--target-blocks", "1", "--rounds", "3", "--threads", "1"]
+    given = ["--out", str(tmp_path), "--types", "q4_0", "--draft-costs", "0.01,0.9", *small]
+    command = [sys.executable, "-m", "scripts.bench.make_pair", *given]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as making:
+        assert making.stdout is not None
+        while not making.stdout.readline().startswith("q4_0"):
+            assert making.poll() is None
+        making.terminate()
+        making.communicate(timeout=60)
+    assert making.returncode == 143
+    assert [pair["cost"] for pair in json.loads((tmp_path / "pairs.json").read_text())["pairs"]] == [0.01]
+    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == []
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="what measures the limits is for x86-64")
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+def test_figures_of_the_kernels_that_cannot_be_written_are_printed() -> None:
+    given = ("--types", "q4_0", "--rows", "1", "--runs", "1", "--mib", "1", "--json", "/dev/full")
+    done = run("scripts.bench.kernels", *given)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert "/dev/full cannot be written (No space left on device)" in done.stderr
+    assert json.loads(done.stdout[done.stdout.index("[\n") :])[0]["type"] == "q4_0"
+
+
+@pytest.mark.parametrize(("script", "given"), [("kernels", "--mib=1"), ("experts", "model.gguf")])
+def test_what_measures_with_kernels_and_without_refuses_a_choice_of_them(script: str, given: str) -> None:
+    command = [sys.executable, "-m", f"scripts.bench.{script}", given]
+    environ = os.environ | {"SPECLLAMA_KERNELS": "off"}
+    done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "SPECLLAMA_KERNELS is off" in done.stderr
+    assert done.stderr.count("\n") == 1, done.stderr
 
 
 def test_the_page_and_the_types_of_options_are_up_to_date() -> None:

@@ -207,6 +207,23 @@ class TestNames:
         reply = Api(single.host, single.port).get(f"/health?model={BROKEN}")
         assert (reply.status, reply.error["message"]) == (503, "the model cannot be loaded")
 
+    def test_a_damaged_model_has_no_slots_and_is_not_unloaded(self, both: Server) -> None:
+        for reply in (
+            both.get(f"/props?model={BROKEN}"),
+            both.get(f"/slots?model={BROKEN}"),
+            both.post("/models/load", {"model": BROKEN}),
+            both.post("/models/unload", {"model": BROKEN}),
+        ):
+            assert (reply.status, "broken-Q8_0.gguf" in reply.error["message"]) == (503, True), reply.json
+
+    def test_no_name_is_no_model_to_load_or_unload(self, both: Server) -> None:
+        """Elsewhere it is the one in memory."""
+        for path in ("load", "unload", "pull", "pull/stop"):
+            reply = both.post(f"/models/{path}", {"model": ""})
+            assert (reply.status, reply.error["param"]) == (400, "model"), reply.json
+        for path in ("/health", "/props", "/slots", "/metrics"):
+            assert both.get(f"{path}?model=").status == 200, path
+
     def test_health_names_no_models_without_a_key(self, both: Server, single: Server) -> None:
         reply = Api(single.host, single.port).get("/health?model=nothing")
         assert (reply.status, reply.error["message"]) == (404, "there is no such model here")

@@ -416,7 +416,7 @@ def finish(found: list[Any], args: argparse.Namespace) -> None:
     if args.level != "on" and not os.environ.get("LLAMA_CPP_LIB_PATH"):
         print(f"The kernels are those for {args.level}, llama.cpp is that of this installation.")
     if args.json:
-        args.json.write_text(json.dumps(found, indent=1) + "\n")
+        cli.write(args.json, json.dumps(found, indent=1) + "\n")
 
 
 def main() -> None:
@@ -456,6 +456,7 @@ def main() -> None:
     if args.products:
         write_products(kinds, args)
         return
+    cli.check_kernels_variable()
     limits, children, found = Limits(args.threads, args.mib), dict[str, Child](), list[Any]()
     rows = [*map(str, args.rows), "mean"]
     try:

@@ -67,12 +67,12 @@ def examine(workers: str | None = None) -> tuple[JsonObject, list[Problem]]:
 
 
 def lines(report: Mapping[str, Any], columns: int | None, everything: bool) -> Iterator[str]:
-    """The verdict: whether it works, uses a GPU, texts are exact and drafts pay; with `everything` all that
-    was found; then the problems and what to do about them.
+    """The verdict: whether it works and, if llama.cpp does, uses a GPU, texts are exact and drafts pay; with
+    `everything` all that was found; then the problems and what to do about them.
     """
     works = "works" if report["ok"] else f"does not work: {report['problems'][0]['what']}"
     yield from wrapped(f"specllama {report['versions']['specllama']} {works}", columns, "", "  ")
-    for label, value in _verdict(report):
+    for label, value in _verdict(report) if report["engine"]["ok"] else ():
         yield from _row(label, value, columns, _SHORT_LABEL)
     for title, rows in _sections(report, everything):
         yield from ("", title)
@@ -117,9 +117,8 @@ def _verdict(report: Mapping[str, Any]) -> Rows:
         yield "GPU", f"present ({machine['gpus'][0]['backend']}) and not used; {processor}"
     else:
         yield "GPU", f"none found; {processor}"
-    now = report["engine"].get("kernels")  # None where the engine does not start
-    own = (None, (now or "").removesuffix("+amx"))  # AMX changes no result
-    shown = [one for one in report["exactness"] if now is None or one["kernels"] in own]
+    own = (None, report["engine"]["kernels"].removesuffix("+amx"))  # AMX changes no result
+    shown = [one for one in report["exactness"] if one["kernels"] in own]
     measured = list(_newest(shown))[:_MODELS]
     yield from _said("texts", [(_model(one), exactness_verdict(one)) for one in measured])
     yield from _said("drafting", [(_model(one), pays_verdict(one["pays_from"])) for one in measured])

@@ -202,7 +202,8 @@ def test_doctor_of_a_machine_with_workers_and_gpus(home: Path) -> None:
         {"endpoint": "b:2", "ok": False, "error": "no answer"},
     ]
     report["machine"]["gpus"], report["rpc"] = [gpu, {**gpu, "usable": True}], workers
-    report["engine"] |= {"ok": False, "error": "it died"}
+    assert "  GPU      used (cuda)" in [*lines_of_doctor(report, 80, False)]
+    report["engine"] |= {"ok": False, "error": "it died"}  # nothing is then said of texts
     report["hub"] |= {"offline": False, "answers": True, "token": "HF_TOKEN", "cache_bytes_complete": False}
     report |= {"ok": False, "problems": [{"what": "it died", "do": "install it", "exit_code": 9}]}
     shown = [*lines_of_doctor(report, 80, False), "", *lines_of_doctor(report, None, True)]

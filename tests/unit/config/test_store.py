@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+from pathlib import Path
 
 import pytest
 
-from specllama.config.store import Store, cache_dir
+from specllama.config.store import Store, cache_dir, writing_problem
 
 KEY = {"model": ["m", 7], "threads": 2}
 
@@ -111,3 +112,12 @@ def test_cache_directory_follows_the_environment(monkeypatch, tmp_path):
     monkeypatch.delenv("SPECLLAMA_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     assert cache_dir().name == "specllama"
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs /proc")
+def test_a_cache_where_the_system_makes_no_files_is_reported(tmp_path):
+    """As root too, who may write to every directory."""
+    assert writing_problem(tmp_path / "a" / "b") == ""
+    assert [*tmp_path.iterdir()] == []
+    problem = writing_problem(Path("/proc/specllama"))
+    assert problem == "cannot be made: /proc cannot be written: No such file or directory"

@@ -269,10 +269,6 @@ class DetokenizeRequest(RequestBody):
     tokens: Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], AtMost(MAX_VALUES)]
 
 
-class TemplateRequest(TemplateInput):
-    """The conversation of /apply-template."""
-
-
 async def completion(api: ApiRequest, model: type[NativeRequest] = NativeRequest) -> Response:
     body = await api.body(model)
     api.check_model(body.model)
@@ -319,7 +315,7 @@ async def health(api: ApiRequest, ready: bool = False) -> Response:
 
 
 async def metrics(api: ApiRequest) -> Response:
-    text = await api.models.metrics(api.owner, api.query_params.get("model"))
+    text = await api.models.metrics(api.owner, api.query_params.get("model") or None)
     return Response(text, headers={"content-type": CONTENT_TYPE})
 
 
@@ -336,6 +332,7 @@ async def props(api: ApiRequest) -> Response:
 
 async def slots(api: ApiRequest) -> Response:
     """An unloaded model has none, nor has one that is being unloaded meanwhile."""
+    await api.find_model(None)
     lease = api.service.lease
     if not lease.has_engine:
         return JSONResponse([])
@@ -372,7 +369,7 @@ async def detokenize(api: ApiRequest) -> Response:
 
 
 async def apply_template(api: ApiRequest) -> Response:
-    body = await api.body(TemplateRequest)
+    body = await api.body(TemplateInput)
     api.check_model(body.model)
     await api.read_images(body, MEDIA_MARKER)
     chat = body.chat_input(api.settings.variables)
@@ -391,7 +388,7 @@ async def _text(api: ApiRequest, question: Callable[[int], protocol.Question], f
 class ModelRequest(RequestBody):
     """The body of these routes."""
 
-    model: Annotated[str, Field(max_length=512)]
+    model: Annotated[str, Field(min_length=1, max_length=512)]
 
 
 async def load(api: ApiRequest) -> Response:
@@ -403,7 +400,7 @@ async def load(api: ApiRequest) -> Response:
 
 async def unload(api: ApiRequest) -> Response:
     """Running requests finish first."""
-    api.check_model((await api.body(ModelRequest)).model)
+    await api.find_model((await api.body(ModelRequest)).model)
     api.check_administers()
     api.models.unload(api.service)
     return JSONResponse({"success": True})
@@ -453,7 +450,7 @@ DIALECT = Dialect(
         ApiRoute("GET", "/slots", slots, "What each slot is doing"),
         ApiRoute("POST", "/tokenize", tokenize, "The ids of a text", TokenizeRequest),
         ApiRoute("POST", "/detokenize", detokenize, "The text of ids", DetokenizeRequest),
-        ApiRoute("POST", "/apply-template", apply_template, "The prompt of a conversation", TemplateRequest),
+        ApiRoute("POST", "/apply-template", apply_template, "The prompt of a conversation", TemplateInput),
         ApiRoute("POST", "/models/load", load, "Load a model", ModelRequest),
         ApiRoute("POST", "/models/unload", unload, "Unload a model", ModelRequest),
         ApiRoute("POST", "/models/pull", pull, "Download a known model", ModelRequest),

@@ -101,7 +101,7 @@ class RequestBody(Body):
 
 
 class CacheChoice(Body):
-    """store: False writes nothing of the request to disk; `"cache": false` means the same. reuse: False
+    """store: False writes nothing of the request to disk. `"cache": true` and false set it. reuse: False
     evaluates all of the prompt; no later request reuses it, and nothing is written to disk. Other fields are
     refused, so that a misspelt one does not leave a prompt on disk.
     """
