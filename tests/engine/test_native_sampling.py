@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from specllama.core.sampling.params import SamplingParams
 from specllama.core.sampling.proposal import probability
 from specllama.core.sampling.sampler import KeyedSampler
 from specllama.llama.library import KERNELS
+from tests.support.scripted import TableMask
 
 pytestmark = pytest.mark.skipif(not KERNELS.level, reason="there are no kernels here")
 
@@ -64,13 +66,35 @@ def test_the_choice_is_that_of_numpy(monkeypatch: pytest.MonkeyPatch, n_vocab: i
     assert native_choices > 40 or n_vocab < 2049  # small ones are left to numpy
 
 
-def test_biases_and_penalties_come_before_the_choice(monkeypatch: pytest.MonkeyPatch) -> None:
-    params = SamplingParams(logit_bias={5: 50.0, 9: -50.0}, repeat_penalty=1.5)
+MANY = dict.fromkeys(range(100, 201), 50.0)  # more than are compiled
+
+
+@pytest.mark.parametrize("more", [{}, {"repeat_penalty": 1.5}, {"logit_bias": MANY}, {"temperature": 0.0}])
+def test_biases_and_penalties_come_before_the_choice(
+    monkeypatch: pytest.MonkeyPatch, more: dict[str, Any]
+) -> None:
+    params = SamplingParams(**{"logit_bias": {5: 50.0, 9: -50.0, 11: 49.5}, **more})
     sampler = KeyedSampler(params, 1, 32000, forbidden=[7])
     for row in rows(32000):
         row[7] = 1000.0
-        assert sampler.choose(row, range(6)).token == chosen_by_numpy(monkeypatch, sampler, row, 6)
-        assert row[7] == 1000.0
+        before = row.copy()
+        for n in (0, 6):
+            assert sampler.choose(row, range(n)).token == chosen_by_numpy(monkeypatch, sampler, row, n)
+            assert (row == before).all()
+
+
+@pytest.mark.parametrize("legal", [[5, 12], [11, 12]])
+def test_a_choice_that_a_grammar_forbids_gives_way_to_a_legal_one(
+    monkeypatch: pytest.MonkeyPatch, legal: list[int]
+) -> None:
+    sampler = KeyedSampler(SamplingParams(logit_bias={5: 50.0, 11: 49.5}, temperature=3.0), 1, 32000)
+    mask = TableMask(32000, lambda _: legal)
+    for row in rows(32000)[:6]:
+        tokens = [sampler.choose(row, range(n), mask=mask).token for n in range(20)]
+        with monkeypatch.context() as without:
+            without.setattr(native, "functions", None)
+            assert tokens == [sampler.choose(row, range(n), mask=mask).token for n in range(20)]
+        assert set(tokens) <= set(legal)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])

@@ -7,11 +7,14 @@ five times as long as in a loop. The results are those of sampler.py but for the
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Mapping
 from typing import Any
 
 from specllama.core.interfaces import Row
 
 UNKNOWN = -1  # where only numpy knows, or says what is wrong
+MAX_BIASES = 64
+Biases = Mapping[int, float]  # by token
 _MASK64 = (1 << 64) - 1
 
 
@@ -24,6 +27,9 @@ class _SamplingParams(ctypes.Structure):
         ("temperature", ctypes.c_double),
         ("seed", ctypes.c_uint64),
         ("top_k", ctypes.c_int32),
+        ("n_biases", ctypes.c_int32),
+        ("bias_ids", ctypes.c_int32 * MAX_BIASES),
+        ("biases", ctypes.c_float * MAX_BIASES),
     )
 
 
@@ -41,10 +47,14 @@ functions: NativeFunctions | None = None  # of this process
 
 
 class NativeChoice:
-    """The choice by top-k, top-p, min-p and temperature, with keyed noise."""
+    """The choice by biases, top-k, top-p, min-p and temperature, with keyed noise; at most MAX_BIASES."""
 
-    def __init__(self, top_k: int, top_p: float, log_min_p: float, temperature: float, seed: int) -> None:
-        self._params = _SamplingParams(top_p, log_min_p, temperature, seed & _MASK64, top_k)
+    def __init__(
+        self, top_k: int, top_p: float, log_min_p: float, temperature: float, seed: int, biases: Biases
+    ) -> None:
+        scales = top_p, log_min_p, temperature
+        n = top_k, len(biases)
+        self._params = _SamplingParams(*scales, seed & _MASK64, *n, (*biases,), (*biases.values(),))
         self._pointer = ctypes.byref(self._params)
 
     def choose(self, row: Row, position: int) -> int:

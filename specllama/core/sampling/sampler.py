@@ -23,7 +23,7 @@ from specllama.core.interfaces import DecodeError, Mask, Row, SampledToken
 from specllama.core.sampling.chain import Chain, Survivors, active_steps, penalised, recent
 from specllama.core.sampling.dry import Breakers
 from specllama.core.sampling.infill import InfillRule
-from specllama.core.sampling.native import UNKNOWN, NativeChoice
+from specllama.core.sampling.native import MAX_BIASES, UNKNOWN, NativeChoice
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.sampling.rows import BlockMaxima, Ids, best_first, gumbel, keyed_best
 
@@ -154,7 +154,7 @@ class KeyedSampler:
         self.infill = infill
         self.seed = seed
         self.n_vocab = n_vocab
-        bias = {t: b for t, b in params.logit_bias.items() if t < n_vocab}
+        bias = {t: b for t, b in params.logit_bias.items() if 0 <= t < n_vocab}
         bias |= {t: -np.inf for t in forbidden if 0 <= t < n_vocab}
         self._bias_ids = np.array(sorted(bias), np.int64)
         self._bias = np.array([bias[t] for t in sorted(bias)], np.float32)
@@ -172,7 +172,11 @@ class KeyedSampler:
         # A repeat penalty stretches differences of logits, so margins in the model's logits are smaller.
         repeat = params.repeat_penalty if params.penalised else 1.0
         self._stretch = max(repeat, 1 / repeat)
-        self._native = NativeChoice(params.top_k, params.top_p, self._log_min_p, self._temperature, seed)
+        # Then the compiled choice is that of the unchanged row.
+        self._direct = usual is not None and infill is None and not (params.greedy or params.penalised)
+        self._direct = self._direct and len(bias) <= MAX_BIASES
+        steps = params.top_k, params.top_p, self._log_min_p, self._temperature
+        self._native = NativeChoice(*steps, seed, bias if self._direct else {})
 
     @property
     def greedy(self) -> bool:
@@ -235,11 +239,16 @@ class KeyedSampler:
             if best not in self._forbidden and math.isfinite(row[best]):
                 return SampledToken(best, math.inf)
         measured = margin > 0
+        token = self._native.choose(row, position) if self._direct and not measured else UNKNOWN
+        if token != UNKNOWN and (mask is None or mask.allows(token, ahead)):
+            return SampledToken(token, math.inf)
         originals = self._adjust(row, history, ahead)
         try:
-            choice = self._choose(row, position, measured)
-            if mask is None or mask.allows(choice.token, ahead):
-                return choice
+            if token == UNKNOWN:
+                choice = self._choose(row, position, measured)
+                if mask is None or mask.allows(choice.token, ahead):
+                    return choice
+            assert mask is not None  # which does not allow it
             return self._choose_legal(row, position, measured, mask.allowed(ahead)[: len(row)])
         finally:
             for ids, logits in reversed(originals):
@@ -356,7 +365,8 @@ class KeyedSampler:
         unseen: an upper bound of the logits that are not among the candidates; -inf where all are.
         """
         usual = not margin and legal is None and self.infill is None
-        if usual and (token := self._native.choose(row, position)) != UNKNOWN:
+        by_native = usual and not self._direct
+        if by_native and (token := self._native.choose(row, position)) != UNKNOWN:
             return SampledToken(token, math.inf)
         maxima, top_k = BlockMaxima(row), self._top_k(row)
         top = _finite(maxima.top, position)

@@ -10,13 +10,37 @@ typedef float   floats __attribute__((vector_size(32), aligned(4), may_alias));
 typedef int32_t ints __attribute__((vector_size(32)));
 
 constexpr int LANES = 8, BLOCK = 32 * LANES;
-constexpr int MOST_MAXIMA = 1 << 14, MOST_KEPT = 256, MOST_CANDIDATES = 4 * MOST_KEPT;
+constexpr int MOST_MAXIMA = 1 << 14, MOST_KEPT = 256, MOST_CANDIDATES = 4 * MOST_KEPT, MOST_BIASES = 64;
 constexpr int UNKNOWN = -1;  // numpy decides, or says what is wrong
 
 struct sampling_params {  // core/sampling/native.py has the same
     double   top_p, log_min_p, temperature;
     uint64_t seed;
-    int32_t  top_k;
+    int32_t  top_k, n_biases;
+    int32_t  bias_ids[MOST_BIASES];
+    float    biases[MOST_BIASES];
+};
+
+bool are_in_row(const sampling_params & params, int n) {
+    return std::all_of(params.bias_ids, params.bias_ids + params.n_biases, [n](int32_t id) { return id < n; });
+}
+
+struct biased {  // a row while its tokens have their biases
+    float *                 row;
+    const sampling_params & params;
+    float                   before[MOST_BIASES];
+
+    biased(float * row, const sampling_params & params) : row(row), params(params) {
+        for (int i = 0; i < params.n_biases; i++) {
+            before[i] = row[params.bias_ids[i]];
+            row[params.bias_ids[i]] += params.biases[i];
+        }
+    }
+    ~biased() {
+        for (int i = 0; i < params.n_biases; i++) {
+            row[params.bias_ids[i]] = before[i];
+        }
+    }
 };
 
 struct candidate {
@@ -113,8 +137,9 @@ int truncated(const candidate * best, int n, const sampling_params & params, flo
     return n_kept;
 }
 
-inline floats exponential(floats a) {  // relative error 1e-7; 0 for less than 2^-126
-    const floats  exponent = a * 0x1.715476p+0f < -126.0f ? floats{} - 127.0f : a * 0x1.715476p+0f;
+inline floats exponential(floats a) {  // relative error 1e-7; 0 for less than 2^-126, no more than 2^127
+    const floats  scaled = a * 0x1.715476p+0f, not_small = scaled < -126.0f ? floats{} - 127.0f : scaled;
+    const floats  exponent = not_small > 127.0f ? floats{} + 127.0f : not_small;
     const floats  shifted = exponent + 0x1.8p23f, whole = shifted - 0x1.8p23f, part = exponent - whole;
     floats        sum = part * 0x1.41d332p-13f + 0x1.5f456ap-10f;  // 2^part (attention_vectors.h)
     sum = sum * part + 0x1.3b2dbcp-7f;
@@ -127,13 +152,16 @@ inline floats exponential(floats a) {  // relative error 1e-7; 0 for less than 2
 
 }  // namespace
 
-// The token that is chosen from a row of n logits by top-k, top-p, min-p and temperature, UNKNOWN where that is for numpy.
+// The token that is chosen from a row of n logits by biases, top-k, top-p, min-p and temperature, UNKNOWN where that is for
+// numpy.
 extern "C" __attribute__((visibility("default"))) int specllama_choose(
-    const float * row, int n, const sampling_params * params, uint64_t position) {
+    float * row, int n, const sampling_params * params, uint64_t position) {
     const int top_k = params->top_k;
-    if (top_k < 1 || top_k > MOST_KEPT || top_k >= n || (n + BLOCK - 1) / BLOCK * LANES > MOST_MAXIMA) {
+    if (top_k < 1 || top_k > MOST_KEPT || top_k >= n || (n + BLOCK - 1) / BLOCK * LANES > MOST_MAXIMA ||
+        !are_in_row(*params, n)) {
         return UNKNOWN;
     }
+    const biased     changed(row, *params);
     const row_maxima maxima(row, n);
     if (!std::isfinite(maxima.top) || maxima.n < top_k) {
         return UNKNOWN;
@@ -169,20 +197,16 @@ extern "C" __attribute__((visibility("default"))) int specllama_choose(
 
 // A token's probability in the softmax of a row of n logits; NaN where one is NaN.
 extern "C" __attribute__((visibility("default"))) double specllama_probability(const float * row, int n, int token) {
-    float largest[LANES];
-    floats most = floats{} - INFINITY, sums = {};
-    for (int at = 0; at < n; at += LANES) {
-        const floats a = eight(row, n, at);
-        most = a > most ? a : most;
+    if (row[token] == -INFINITY) {
+        return 0;
     }
-    *(floats *) largest = most;
-    const float top = *std::max_element(largest, largest + LANES);
+    floats sums[4] = {};  // of all tokens' weights relative to its own; several, so that none waits for the one before
     for (int at = 0; at < n; at += LANES) {
-        sums += exponential(eight(row, n, at) - top);
+        sums[at / LANES % 4] += exponential(eight(row, n, at) - row[token]);
     }
     double sum = 0;
     for (int lane = 0; lane < LANES; lane++) {
-        sum += sums[lane];
+        sum += (double) sums[0][lane] + sums[1][lane] + sums[2][lane] + sums[3][lane];
     }
-    return std::exp((double) row[token] - top) / sum;
+    return 1 / sum;
 }
