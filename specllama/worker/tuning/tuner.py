@@ -417,7 +417,6 @@ class Tuner:
         self.predicted = self._longest_step(chosen, n_tokens)
         run.report(
             tune_messages.TuneAgenda(
-                n_texts=len(chosen),
                 n_tokens=n_tokens,
                 n_left_out=len(texts) - len(chosen),
                 too_long=too_long,
