@@ -89,95 +89,6 @@ class PrefixSource:
     seconds: float
 
 
-class PrefixFinder:
-    """Finds the prefixes of texts in these slots and in the state cache."""
-
-    def __init__(self, target: Context, slots: Sequence[Slot], state_cache: StateCache) -> None:
-        self._target, self._slots, self._state_cache = target, slots, state_cache
-        self._arrays: dict[int, tuple[list[int], Ids]] = {}  # of the ids of idle slots
-
-    def sources(
-        self, wanted: Ids, scope: str, row_seconds: float, rate: float, more: CachedSequence | None = None
-    ) -> list[PrefixSource]:
-        """The sources that are worth using, the best first. row_seconds: seconds of reading one id. rate:
-        bytes per second that are copied. more: a text that is not in the list of the state cache.
-        """
-
-        def gain(source: PrefixSource) -> float:
-            """Seconds saved. Of equal ones an idle slot is better than a copy."""
-            copied = isinstance(source.holder, Slot) and source.holder.owner is not None
-            return (source.n - (MIN_SHARED - 1 if copied else 0)) * row_seconds - source.seconds
-
-        useful = [s for s in self._candidates(wanted, scope, rate, more) if gain(s) > 0]
-        return sorted(useful, key=gain, reverse=True)
-
-    def _candidates(
-        self, wanted: Ids, scope: str, rate: float, more: CachedSequence | None
-    ) -> Iterable[PrefixSource]:
-        """The prefixes of these ids in slots and among the stored texts."""
-        most = len(wanted) - 1
-        holders: list[tuple[Slot | CachedSequence, Ids]] = [(t, t.ids) for t in self._state_cache.texts]
-        holders += [(more, more.ids)] if more is not None else []
-        holders += [(s, self._ids_of(s, wanted)) for s in self._slots if s.scope == scope]
-        for holder, ids in holders:
-            if holder.scope != scope or not len(ids):
-                continue
-            common = whole_runs(wanted, min(n_common(ids, wanted), most))
-            n, partial = self._reusable(holder, len(ids), common)
-            if self._is_rounded_otherwise(holder, n, len(wanted)):
-                continue
-            if n >= (_MIN_LOADED if isinstance(holder, CachedSequence) else 1):
-                n_bytes = partial.n_bytes if partial is not None else 0
-                n_bytes += holder.n_bytes if isinstance(holder, CachedSequence) else 0
-                yield PrefixSource(holder, n, common, partial, n_bytes / rate)
-
-    def _is_rounded_otherwise(self, holder: Slot | CachedSequence, n: int, n_wanted: int) -> bool:
-        """Whether the first n rows, or those after them, may have been evaluated in another kind of decode
-        than in a new process, large ones or one that is small, where n are common by chance, as a BOS token
-        is.
-        """
-        owner = holder.owner if isinstance(holder, Slot) else None
-        n_prompt = owner.n_prompt if owner is not None else holder.n_prompt
-        if not self._target.rounds_prompts or n >= min(n_prompt, CHUNK):
-            return False
-        is_long = n_wanted > CHUNK
-        differs = (holder.n_first > CHUNK) != is_long if holder.n_first else is_long or n_prompt > CHUNK
-        return differs or (is_long and n_wanted - n <= CHUNK)
-
-    def _ids_of(self, slot: Slot, wanted: Ids) -> Ids:
-        """The ids in the slot's cache; of one in use, those that others may copy. Empty where nothing is
-        common with `wanted`.
-        """
-        owner, ids = slot.owner, slot.ids
-        if owner is not None:
-            ids = owner.history if owner.prefix_owner is None else []
-        n_past = len(ids) if owner is None else owner.n_past
-        if not n_past or not len(wanted) or ids[0] != wanted[0]:
-            return as_ids(())
-        if owner is not None:
-            return as_ids(ids[:n_past])
-        of, array = self._arrays.get(slot.seq_id, (None, None))
-        if of is not ids or array is None:
-            array = as_ids(ids)
-            self._arrays[slot.seq_id] = ids, array
-        return array
-
-    def _reusable(
-        self, holder: Slot | CachedSequence, n_ids: int, common: int
-    ) -> tuple[int, PartialState | None]:
-        """How many of the `common` ids can be had from a holder of n_ids, and the state that it takes."""
-        if self._target.cuts_anywhere or common <= 0:
-            return max(common, 0), None
-        if common == n_ids:
-            return common, None
-        if isinstance(holder, Slot):
-            can = self._target.can_truncate if holder.owner is None else self._target.can_copy
-            if can(holder.seq_id, common):
-                return common, None
-        partial = usable(holder.partials, common)
-        return (partial.n, partial) if partial is not None else (0, None)
-
-
 class TextCopies:
     """Copies texts of idle slots into RAM. room: see `PrefixStore`. drafter: whose caches are kept with
     the texts, None for none. rate: bytes per second that are copied, a guess until it was measured.
@@ -281,7 +192,7 @@ class PrefixStore:
         self.state_cache = StateCache(budget, lambda: self.row_seconds)
         self.copies = TextCopies(target, self.state_cache, clock, room)
         self._worth = Chances()  # of the texts in slots, which take one slot each
-        self._finder = PrefixFinder(target, self.slots, self.state_cache)
+        self._arrays: dict[int, tuple[list[int], Ids]] = {}  # of the ids of idle slots
 
     @property
     def needs_partials(self) -> bool:
@@ -325,9 +236,6 @@ class PrefixStore:
             copies = self._copies(holder, sources[0], others)
             evicted = self._victim(others) if copies else holder
         return evicted is None or self.copies.can_offload(evicted)
-
-    def _sources(self, wanted: Ids, scope: str, stored: CachedSequence | None = None) -> list[PrefixSource]:
-        return self._finder.sources(wanted, scope, self.row_seconds, self.copies.rate, stored)
 
     def acquire_slot_alone(self, ids: Sequence[int], chunk: int, scope: str = "") -> tuple[Slot, int]:
         """As `acquire_slot`, with no other cells in the context than those of the slot; called while all are
@@ -466,6 +374,85 @@ class PrefixStore:
         """How many of these ids `acquire_slot` would find."""
         sources = self._sources(wanted, scope)
         return sources[0].n if sources else 0
+
+    # Finding prefixes
+
+    def _sources(self, wanted: Ids, scope: str, more: CachedSequence | None = None) -> list[PrefixSource]:
+        """The sources that are worth using, the best first. more: a text that is not in the list of the state
+        cache.
+        """
+
+        def gain(source: PrefixSource) -> float:
+            """Seconds saved. Of equal ones an idle slot is better than a copy."""
+            copied = isinstance(source.holder, Slot) and source.holder.owner is not None
+            return (source.n - (MIN_SHARED - 1 if copied else 0)) * self.row_seconds - source.seconds
+
+        useful = [s for s in self._candidates(wanted, scope, more) if gain(s) > 0]
+        return sorted(useful, key=gain, reverse=True)
+
+    def _candidates(self, wanted: Ids, scope: str, more: CachedSequence | None) -> Iterable[PrefixSource]:
+        """The prefixes of these ids in slots and among the stored texts."""
+        most = len(wanted) - 1
+        holders: list[tuple[Slot | CachedSequence, Ids]] = [(t, t.ids) for t in self.state_cache.texts]
+        holders += [(more, more.ids)] if more is not None else []
+        holders += [(s, self._ids_of(s, wanted)) for s in self.slots if s.scope == scope]
+        for holder, ids in holders:
+            if holder.scope != scope or not len(ids):
+                continue
+            common = whole_runs(wanted, min(n_common(ids, wanted), most))
+            n, partial = self._reusable(holder, len(ids), common)
+            if self._is_rounded_otherwise(holder, n, len(wanted)):
+                continue
+            if n >= (_MIN_LOADED if isinstance(holder, CachedSequence) else 1):
+                n_bytes = partial.n_bytes if partial is not None else 0
+                n_bytes += holder.n_bytes if isinstance(holder, CachedSequence) else 0
+                yield PrefixSource(holder, n, common, partial, n_bytes / self.copies.rate)
+
+    def _is_rounded_otherwise(self, holder: Slot | CachedSequence, n: int, n_wanted: int) -> bool:
+        """Whether the first n rows, or those after them, may have been evaluated in another kind of decode
+        than in a new process, large ones or one that is small, where n are common by chance, as a BOS token
+        is.
+        """
+        owner = holder.owner if isinstance(holder, Slot) else None
+        n_prompt = owner.n_prompt if owner is not None else holder.n_prompt
+        if not self.target.rounds_prompts or n >= min(n_prompt, CHUNK):
+            return False
+        is_long = n_wanted > CHUNK
+        differs = (holder.n_first > CHUNK) != is_long if holder.n_first else is_long or n_prompt > CHUNK
+        return differs or (is_long and n_wanted - n <= CHUNK)
+
+    def _ids_of(self, slot: Slot, wanted: Ids) -> Ids:
+        """The ids in the slot's cache; of one in use, those that others may copy. Empty where nothing is
+        common with `wanted`.
+        """
+        owner, ids = slot.owner, slot.ids
+        if owner is not None:
+            ids = owner.history if owner.prefix_owner is None else []
+        n_past = len(ids) if owner is None else owner.n_past
+        if not n_past or not len(wanted) or ids[0] != wanted[0]:
+            return as_ids(())
+        if owner is not None:
+            return as_ids(ids[:n_past])
+        of, array = self._arrays.get(slot.seq_id, (None, None))
+        if of is not ids or array is None:
+            array = as_ids(ids)
+            self._arrays[slot.seq_id] = ids, array
+        return array
+
+    def _reusable(
+        self, holder: Slot | CachedSequence, n_ids: int, common: int
+    ) -> tuple[int, PartialState | None]:
+        """How many of the `common` ids can be had from a holder of n_ids, and the state that it takes."""
+        if self.target.cuts_anywhere or common <= 0:
+            return max(common, 0), None
+        if common == n_ids:
+            return common, None
+        if isinstance(holder, Slot):
+            can = self.target.can_truncate if holder.owner is None else self.target.can_copy
+            if can(holder.seq_id, common):
+                return common, None
+        partial = usable(holder.partials, common)
+        return (partial.n, partial) if partial is not None else (0, None)
 
     # Keeping
 
