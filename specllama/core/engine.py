@@ -257,7 +257,7 @@ class Engine:
         policy = self.scheduler.policy
         for name in policy.model_sources:
             policy.remove_drafter(name)
-        self.draft_failed, self.scheduler.store.copies.drafter = True, None
+        self.draft_failed, self.scheduler.store.drafter = True, None
         self.notices.append(f"the draft failed ({error}); continuing without it")
 
     def _batch(

@@ -409,7 +409,7 @@ def _engine(loaded: Loaded) -> Engine:
         draft_tree=settings.draft_tree or 0,
     )
     caching = (d for d in loaded.drafters if isinstance(d, CachingDrafter))
-    engine.scheduler.store.copies.drafter = next(caching, None)
+    engine.scheduler.store.drafter = next(caching, None)
     return engine
 
 
