@@ -17,14 +17,7 @@ from typing import Any
 import numpy as np
 
 from specllama.config.load import LoadSettings, ModelSettings, reserved_outputs
-from specllama.gguf.architectures import (
-    HYBRID,
-    INTERVAL,
-    NOT_CAUSAL,
-    RECURRENT,
-    ROLLBACK,
-    SWA_PATTERNS,
-)
+from specllama.gguf.architectures import HYBRID, INTERVAL, NOT_CAUSAL, RECURRENT, ROLLBACK, SWA_PATTERNS
 from specllama.gguf.header import Header
 from specllama.gguf.parse import row_bytes
 from specllama.gguf.projector import Projector
