@@ -265,11 +265,16 @@ _IN_KEY = (
 )  # fmt: skip
 
 
-def model_files(header: Header, settings: ModelSettings) -> tuple[FileIdentity, ...]:
+def model_files(header: Header, own: ModelSettings, rpc: Sequence[str] = ()) -> tuple[FileIdentity, ...]:
     """The files of a model and its adapters; to be read before llama.cpp opens them, and compared after, so
-    that one that is replaced meanwhile is seen. Raises OSError.
+    that one that is replaced meanwhile is seen. () where they are not known, or with RPC workers. own: the
+    model's settings.
     """
-    return (*header.once(part_identities), *(file_identity(path) for path, _ in settings.lora))
+    try:
+        identities = (*header.once(part_identities), *(file_identity(path) for path, _ in own.lora))
+        return identities if not rpc else ()
+    except OSError:
+        return ()
 
 
 def prefix_key(
