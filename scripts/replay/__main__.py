@@ -34,7 +34,6 @@ from __future__ import annotations
 
 import argparse
 import inspect
-import json
 import math
 import random
 import statistics
@@ -48,6 +47,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from scripts import cli
 from scripts.replay import devices, hindsight
+from specllama import wire
 from specllama.bench import runner as workloads
 from specllama.client.protocol import Notice
 from specllama.core.interfaces import CachingDrafter, Drafter
@@ -265,8 +265,7 @@ def planner_time(traces: Workloads) -> None:
 
 
 def load(path: str) -> Workloads:
-    data: Mapping[str, Any] = json.loads(Path(path).read_text())
-    return {workload: [Trace.from_dict(t) for t in texts] for workload, texts in data.items()}
+    return wire.from_text(dict[str, list[Trace]], Path(path).read_text())
 
 
 def temperatures(given: str) -> list[float]:
@@ -282,7 +281,7 @@ def record_traces(arguments: argparse.Namespace, workload_prompts: Mapping[str, 
     draft, a model or a head, at every position. Raises SpecllamaError.
     """
     pair, n_ctx = loaded_pair(arguments), arguments.ctx
-    found: dict[str, list[dict[str, Any]]] = {}
+    found: Workloads = {}
     for workload, prompts in workload_prompts.items():
         for prompt in prompts:
             ids = pair.model.tokenize(prompt, pair.model.adds_bos, True)
@@ -296,8 +295,8 @@ def record_traces(arguments: argparse.Namespace, workload_prompts: Mapping[str, 
                 text = write_text(pair.context, ids, n_max, pair.model.end_ids, params, arguments.seed)
                 trace = recorded(pair, ids, text, params, arguments.seed)
                 name = f"{workload} T={temperature:g}" if len(arguments.temp) > 1 else workload
-                found.setdefault(name, []).append(trace.to_dict())
-    cli.write(arguments.record, json.dumps(found, separators=(",", ":")))
+                found.setdefault(name, []).append(trace)
+    cli.write(arguments.record, wire.to_json(found))
     print(f"{sum(map(len, found.values()))} traces in {arguments.record}")
 
 

@@ -204,13 +204,10 @@ class BenchRunner:
                 case = following
             yield config
 
-    def measure(self, steps: Iterable[BenchStep]) -> Iterator[BenchSample | None]:
-        """A sample for each step; None if its case is skipped."""
-        for step in steps:
-            yield None if step.case in self.skipped else self.answer(step)
-
     def answer(self, step: BenchStep) -> BenchSample | None:
         """The answer of a step; None if its prompt does not fit the context."""
+        if step.case in self.skipped:
+            return None
         client = self.client if step.config.kernels else self.without_kernels
         assert client is not None
         if step.config != self._config:

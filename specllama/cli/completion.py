@@ -102,10 +102,10 @@ def _downloaded(_incomplete: str) -> Iterator[str]:
     root = hub_cache(os.environ)
     if not root.is_dir():
         return
-    from specllama.models.hub.cache import RepoCache, StoredRepo, repositories
+    from specllama.models.hub.cache import RepoCache, repositories
 
     for repo in repositories(root)[:_MAX_ENTRIES]:
-        yield from (one.name for one in StoredRepo(RepoCache(root, repo)).models())
+        yield from (one.name for one in RepoCache(root, repo).models())
 
 
 def _next_in_list(words: list[str], incomplete: str) -> list[str]:

@@ -110,12 +110,8 @@ class GenerationResult:
     @property
     def plain(self) -> PlainRate:
         """The rate of decoding without drafts, as far as it is known."""
-        done = self.done
-        return (
-            plain_rate(self.stats, done.stored_t1, done.pace)
-            if done is not None
-            else plain_rate(RunStats(), None)
-        )
+        stored_t1, pace = (self.done.stored_t1, self.done.pace) if self.done is not None else (None, None)
+        return plain_rate(self.stats, stored_t1, pace)
 
     @property
     def unmeasured(self) -> bool:

@@ -46,7 +46,6 @@ class TuneAgenda:
     memory evaluates tokens again where a draft is not accepted as a whole.
     """
 
-    n_texts: int
     n_tokens: int
     n_left_out: int
     too_long: dict[str, str]

@@ -21,7 +21,7 @@ from specllama.errors import ContextLengthError, UsageError, option
 
 
 class TargetDecoder:
-    """Decodes for the generations of a scheduler. max_rows, draft_tree: see `engine.Engine`."""
+    """Decodes for the generations of a scheduler, prompts too. max_rows, draft_tree: see `engine.Engine`."""
 
     def __init__(self, scheduler: Scheduler, max_rows: int | None, draft_tree: int) -> None:
         self.scheduler, self.target = scheduler, scheduler.target
@@ -123,15 +123,7 @@ class TargetDecoder:
         """Cells that the active generations leave free."""
         return self.target.n_ctx - sum(len(g.history) for g in self.scheduler.active)
 
-
-class Prefiller:
-    """Evaluates the prompts of the generations of a scheduler, which decides how much of which is next."""
-
-    def __init__(self, scheduler: Scheduler, decoder: TargetDecoder) -> None:
-        self.scheduler, self.decoder = scheduler, decoder
-        self.target = scheduler.target
-
-    def evaluate(self, chunk: PromptChunk) -> None:
+    def prefill(self, chunk: PromptChunk) -> None:
         """Evaluate a chunk of a prompt; after the last chunk, choose the first token."""
         started, generation, n = self.scheduler.clock(), chunk.generation, chunk.n_rows
         history, first = generation.history, generation.n_past
@@ -141,12 +133,12 @@ class Prefiller:
             for pos in range(first, first + n)
         ]
         if chunk.image is not None:
-            rows = self.decoder.decode_image(generation, chunk.image, last)
+            rows = self.decode_image(generation, chunk.image, last)
         else:
-            rows = self.decoder.decode(batch)
+            rows = self.decode(batch)
         if rows is None:
             return
-        self.decoder.interrupted()
+        self.interrupted()
         generation.n_past += n
         generation.n_chunks += 1
         stats = generation.stats

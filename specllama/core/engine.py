@@ -12,7 +12,6 @@ from dataclasses import replace
 from math import inf
 
 from specllama.core.decoder import (
-    Prefiller,
     TargetDecoder,
     context_length_error,
     ends_ignored,
@@ -82,7 +81,6 @@ class Engine:
         self.draft_failed = False
         self.decoder = TargetDecoder(self.scheduler, max_rows, draft_tree)
         self._limits = CHAINS  # of the last round
-        self._prefiller = Prefiller(self.scheduler, self.decoder)
 
     @property
     def busy(self) -> bool:
@@ -161,7 +159,7 @@ class Engine:
         ready = scheduler.ready()
         try:
             if (chunk := scheduler.next_chunk(ready)) is not None:
-                self._prefiller.evaluate(chunk)
+                self.decoder.prefill(chunk)
             if decoding := scheduler.in_round(ready):
                 self._round(decoding)
         except DecodeError:
@@ -257,7 +255,7 @@ class Engine:
         policy = self.scheduler.policy
         for name in policy.model_sources:
             policy.remove_drafter(name)
-        self.draft_failed, self.scheduler.store.copies.drafter = True, None
+        self.draft_failed, self.scheduler.store.drafter = True, None
         self.notices.append(f"the draft failed ({error}); continuing without it")
 
     def _batch(

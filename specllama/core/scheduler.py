@@ -174,7 +174,7 @@ class Scheduler:
             self.retire()
 
     def admit(self) -> list[Generation]:
-        """Give free slots to waiting generations; end those past their deadline. Returns the active ones."""
+        """Give free slots to waiting generations; end those past their limit. Returns the active ones."""
         for g in self.active:
             if g.prefix_owner is not None and not any(other is g.prefix_owner for other in self.active):
                 g.n_chunks = g.prefix_owner.n_chunks
@@ -205,10 +205,7 @@ class Scheduler:
                 n_past = self.store.cut_to_chunks(slot, generation.history, n_past, rows.chunk)
             self._assign_slot(generation, slot, n_past)
         for generation in [*self.active, *self.waiting]:
-            deadline, now = generation.request.deadline, self.clock()
-            if deadline is not None and now > deadline:
-                generation.finish_reason = "cancel"
-            elif generation.time_left(now) < 0 and (generation.n_chunks or generation.seq_id < 0):
+            if generation.time_left(self.clock()) < 0 and (generation.n_chunks or generation.seq_id < 0):
                 generation.finish_reason = "length"
         return list(self.active)
 

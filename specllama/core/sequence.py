@@ -52,26 +52,25 @@ class TokenLogprobs(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Request:
     """A request to generate one text. prompt: ids. params, seed: the sampling rule. writer: receives the
-    tokens. deadline: seconds of the engine's clock; None: none. speculate: whether to draft. mask: a grammar
-    in its initial state, not shared with another request. forced: ids to write instead of the chosen ones
-    (teacher forcing); the generation ends after the last of them. draft_max: most draft tokens per round;
-    None: the policy decides. owner, turn: see `scheduler.FairQueue`. history_scope: scope of the earlier
-    texts that may be drafted from; None: no texts, and this one is not kept. cache_scope: cached prefixes are
-    reused within it only. final_probs: log probabilities are those of `Sampler.final_logprobs`. exact: the
-    text is the same with and without drafts, whatever that costs; see `core.exact`. prompt_seconds: time
-    limit of the prompt, from submission to the first token. predict_seconds: time limit of the text, from the
-    first token. warm: evaluate the prompt for later requests, and write nothing. infill, breakers: of the
-    sampling steps `infill` and `dry`, None for none. boundaries: positions up to which later prompts may
-    share the prompt, () where they are not known. kept: whether prompt and text may be written to the disk.
-    end_loops: whether a text ends that goes on repeating itself, see `repetition`. prediction: ids that the
-    text is expected to have, to draft from; () for none. images: those of the prompt, in order.
+    tokens. speculate: whether to draft. mask: a grammar in its initial state, not shared with another
+    request. forced: ids to write instead of the chosen ones (teacher forcing); the generation ends after the
+    last of them. draft_max: most draft tokens per round; None: the policy decides. owner, turn: see
+    `scheduler.FairQueue`. history_scope: scope of the earlier texts that may be drafted from; None: no texts,
+    and this one is not kept. cache_scope: cached prefixes are reused within it only. final_probs: log
+    probabilities are those of `Sampler.final_logprobs`. exact: the text is the same with and without drafts,
+    whatever that costs; see `core.exact`. prompt_seconds: time limit of the prompt, from submission to the
+    first token. predict_seconds: time limit of the text, from the first token. warm: evaluate the prompt for
+    later requests, and write nothing. infill, breakers: of the sampling steps `infill` and `dry`, None for
+    none. boundaries: positions up to which later prompts may share the prompt, () where they are not known.
+    kept: whether prompt and text may be written to the disk. end_loops: whether a text ends that goes on
+    repeating itself, see `repetition`. prediction: ids that the text is expected to have, to draft from; ()
+    for none. images: those of the prompt, in order.
     """
 
     prompt: Sequence[int]
     params: SamplingParams
     seed: int
     writer: TokenSink | None = None
-    deadline: float | None = None
     speculate: bool = True
     mask: Mask | None = None
     forced: Sequence[int] | None = None

@@ -57,7 +57,6 @@ def _read(header: Header) -> kind.HeadInfo:
         selector_top_k=top_k,
         anchored=anchored,
         causal=header.flag("dflash.attention.causal") is True,
-        has_confidence="conf_proj.weight" in names,
         mask_id=mask if 0 <= mask < header.n_vocab else None,
     )
 

@@ -73,8 +73,8 @@ class HeadInfo:
     the last one all further ones; 1 where all blocks draft all tokens. n_draft_max: most tokens that it
     proposes in a round; None: any number. block_size: tokens of a block drafter's block, 0 for the others.
     selector_top_k: candidates for each token among which a selector chooses (DFlash 2), 0 without one.
-    anchored, causal, has_confidence, mask_id: how a block drafter is driven; anchored: the row of the last
-    token drafts the first of a block, else the row after it does; mask_id is None if it is not set.
+    anchored, causal, mask_id: how a block drafter is driven; anchored: the row of the last token drafts the
+    first of a block, else the row after it does; mask_id is None if it is not set.
     """
 
     kind: HeadKind
@@ -95,7 +95,6 @@ class HeadInfo:
     selector_top_k: int = 0
     anchored: bool = False
     causal: bool = False
-    has_confidence: bool = False
     mask_id: int | None = None
 
     @property

@@ -9,15 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specllama.errors import IntegrityError, NotFoundError, UsageError, option
-from specllama.models.hub.cache import (
-    RepoCache,
-    Snapshot,
-    StoredModel,
-    StoredRepo,
-    hash_of,
-    repositories,
-    unwritable,
-)
+from specllama.models.hub.cache import RepoCache, Snapshot, StoredModel, hash_of, repositories, unwritable
 from specllama.models.manifest import ManifestEntry
 from specllama.models.names import RepoName
 from specllama.models.resolve import Library
@@ -47,7 +39,7 @@ class UnfinishedDownload:
 def installed_models(library: Library, repo: str | None = None) -> Iterator[InstalledModel]:
     """The models of all repositories, or of one: the newest snapshot first, each model once."""
     for one in [repo] if repo is not None else repositories(library.root):
-        stored = StoredRepo(RepoCache(library.root, one))
+        stored = RepoCache(library.root, one)
         entries = [e for e in library.manifest.entries.values() if e.where.repo.lower() == one.lower()]
         meant = [(entry, _content(stored, entry.where, entry.default)) for entry in entries]
         by_repo = _content(stored, RepoName(one), entries[0].default if entries else "")
@@ -62,7 +54,7 @@ def installed_models(library: Library, repo: str | None = None) -> Iterator[Inst
             yield InstalledModel(*parts, one, entry, alias, usual)
 
 
-def _content(stored: StoredRepo, where: RepoName, default: str) -> tuple[tuple[str, str], ...]:
+def _content(stored: RepoCache, where: RepoName, default: str) -> tuple[tuple[str, str], ...]:
     """The content of the model that a name means; () without one, and for several."""
     with suppress(UsageError):
         meant = stored.find(where, default)
@@ -97,10 +89,10 @@ def select(library: Library, name: str) -> list[InstalledModel]:
             raise NotFoundError(f"{name} is no download, but of your own: {', '.join(alike)}", hint)
         hint = "use a name that specllama models lists"
         raise NotFoundError(f"there is no downloaded model {name}, and no name of your own", hint)
-    where, stored = parsed.where, StoredRepo(RepoCache(library.root, parsed.where.repo))
+    where, stored = parsed.where, RepoCache(library.root, parsed.where.repo)
     there = list(installed_models(library, where.repo))
     if not where.tag:
-        commits = set(RepoCache(library.root, where.repo).candidates(where))
+        commits = set(stored.candidates(where))
         matches = [m for m in there if m.commit in commits]
         if matches or any(unfinished_downloads(library, where.repo)):
             return matches
@@ -118,7 +110,7 @@ def select_one(library: Library, name: str) -> list[InstalledModel]:
     """
     models, parsed = select(library, name), library.parse(name, "NAME")
     if len(models) > 1 and parsed.where is not None and parsed.entry is not None and "/" not in name:
-        stored = StoredRepo(RepoCache(library.root, parsed.where.repo))
+        stored = RepoCache(library.root, parsed.where.repo)
         content = _content(stored, parsed.where, parsed.default)
         models = [m for m in models if m.content == content] or models
     if len(models) > 1:
@@ -136,7 +128,7 @@ def remove(library: Library, model: InstalledModel) -> int:
     cache, freed = RepoCache(library.root, model.repo), 0
     try:
         blobs = set[Path]()
-        for same in StoredRepo(cache).copies(model.content):
+        for same in cache.copies(model.content):
             for file in same:
                 blobs.add(file.blob)
                 freed += 0 if file.link.is_symlink() else file.link.stat().st_size

@@ -14,6 +14,7 @@ from typing import TypeVar
 from specllama.clock import sleep
 from specllama.errors import NetworkError
 
+_LONGEST_WAIT = 900.0  # seconds that a server may ask to wait
 _SECONDS = re.compile(r"\d{1,19}", re.ASCII)
 Result = TypeVar("Result")
 
@@ -59,17 +60,11 @@ class RetryableError(Exception):
 class RetryPolicy:
     """Waits between attempts, longer after each failure, and notes it.
 
-    waits: seconds before each attempt after the first; longest: seconds that a server may ask to wait.
+    waits: seconds before each attempt after the first.
     """
 
-    def __init__(
-        self,
-        listener: Listener,
-        waits: tuple[float, ...],
-        longest: float = 900.0,
-        sleep: Callable[[float], None] = sleep,
-    ) -> None:
-        self._listener, self._waits, self._longest, self._sleep = listener, waits, longest, sleep
+    def __init__(self, listener: Listener, waits: tuple[float, ...]) -> None:
+        self._listener, self._waits = listener, waits
         self._failed = 0
 
     def run(self, work: Callable[[], Result]) -> Result:
@@ -93,13 +88,13 @@ class RetryPolicy:
             again = "try again later; what has arrived is kept, and the same command resumes the download"
             raise NetworkError(error.message, again) from None
         seconds = self._waits[self._failed] if error.retry_after is None else error.retry_after
-        if seconds > self._longest:
+        if seconds > _LONGEST_WAIT:
             message = f"{error.message}: it asks to wait {seconds:.0f} s"
             raise NetworkError(message, "try again then") from None
         self._failed += 1
         self._listener.clear()
         self._listener.note(f"{error.message}; trying again in {seconds:g} s")
-        self._sleep(seconds)
+        sleep(seconds)
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:

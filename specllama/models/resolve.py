@@ -18,7 +18,7 @@ from specllama.data import EMBEDDED_TARGET
 from specllama.errors import AccessError, ConfigError, IntegrityError, NetworkError, NotFoundError, UsageError
 from specllama.models import manifest
 from specllama.models.demo import DemoStore
-from specllama.models.hub.cache import RepoCache, StoredRepo
+from specllama.models.hub.cache import RepoCache
 from specllama.models.hub.env import hub_cache, hub_endpoint
 from specllama.models.manifest import MODELS_DIR, Manifest, ManifestEntry, OwnFile, find_own, own_files
 from specllama.models.names import BUILT_IN, DEMO, RepoName, check_text, parse_repo, shown
@@ -192,7 +192,7 @@ class Library:
             raise type(error)(f"{argument}: there is no file {name}; {error.message}", error.hint) from None
         except NetworkError as error:
             assert parsed.where is not None
-            there = [one.name for one in StoredRepo(RepoCache(self.root, parsed.where.repo)).models()]
+            there = [one.name for one in RepoCache(self.root, parsed.where.repo).models()]
             if not there:
                 raise
             raise NetworkError(f"{error.message}; on disk: {', '.join(there)}", error.hint) from None
@@ -205,7 +205,7 @@ class Library:
             return ResolvedModel(parsed, str(self.built_in(parsed.built_in)))
         if parsed.where is None:
             return ResolvedModel(parsed, self._path(parsed, argument))
-        stored = StoredRepo(RepoCache(self.root, parsed.where.repo))
+        stored = RepoCache(self.root, parsed.where.repo)
         stored_model = stored.find(parsed.where, parsed.default)
         if stored_model is None:
             return None

@@ -54,10 +54,6 @@ class TextLimit:
     def __init__(self, model: LlamaModel, n_ctx: int) -> None:
         self._model, self._n_ctx = model, n_ctx
 
-    @functools.cached_property
-    def max_bytes(self) -> int:
-        return self._n_ctx * self._model.longest_token
-
     def check(self, text: str, parse_special: bool) -> None:
         """Raises ContextLengthError for a text that cannot fit. parse_special: as for tokenising it."""
         self.check_bytes([text])
@@ -89,7 +85,7 @@ class TextLimit:
 
     def check_size(self, n_bytes: int) -> None:
         """Raises ContextLengthError for a text of so many bytes."""
-        if n_bytes > self.max_bytes:
+        if n_bytes > self._n_ctx * self._model.longest_token:
             least = -(-n_bytes // self._model.longest_token)
             raise context_length_error(least, self._n_ctx, at_least=True)
 

@@ -96,7 +96,7 @@ def load_draft(
     plan = plan_load(alone, header, None, available_memory(), gpus(), n_outputs, 0)
     fitted = fitted_to(settings, plan.target.n_gpu_layers)
     model = LlamaModel(fitted, ids_only=ids_of(header, shared))
-    return _opened(model, fitted, header, target, target_model, shared, plan.n_ctx, 1, n_outputs)
+    return _opened(model, fitted, header, target, target_model, shared, (plan.n_ctx, 1, n_outputs))
 
 
 def open_model(
@@ -118,7 +118,7 @@ def open_model(
     model = LlamaModel(fitted, reporter("draft", send), ids_only=ids_of(header, shared))
     size = plan.n_ctx_draft, settings.n_slots, max(settings.n_slots, 8)
     try:
-        return _opened(model, fitted, header, target, target_model, shared, *size), ""
+        return _opened(model, fitted, header, target, target_model, shared, size), ""
     except (ResourceError, DecodeError) as error:
         return None, _left_out("draft", error.args[0], send)
 
@@ -130,16 +130,14 @@ def _opened(
     target: Header,
     target_model: LlamaModel,
     shared: Overlap | None,
-    n_ctx: int,
-    n_slots: int,
-    n_outputs: int,
+    size: tuple[int, int, int],
 ) -> LoadedDraft:
     """A draft model with a context that takes the target's ids, or those of the space that both share. Where
-    it cannot be made, or decodes nothing, the model is closed.
+    it cannot be made, or decodes nothing, the model is closed. size: (n_ctx, n_slots, n_outputs).
     """
     context: LlamaContext | None = None
     try:
-        trim, size = read_trim(header) if shared is None else None, (n_ctx, n_slots, n_outputs)
+        trim = read_trim(header) if shared is None else None
         if shared is not None:
             context = ForeignContext(model, translation(target_model, model, shared), *size)
         elif trim is not None:

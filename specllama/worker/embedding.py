@@ -60,8 +60,7 @@ class _EmbedRequest:
 
     def ids(self, model: LlamaModel, limit: int) -> list[int]:
         """The ids of the next text. limit: most of them. Raises UsageError, ContextLengthError."""
-        if not self._ids:
-            self._ids = self._made(self.message.texts[self._next], model, limit)
+        self._ids = self._ids or self._made(self.message.texts[self._next], model, limit)
         return self._ids
 
     def take(self) -> tuple[int, list[int]]:

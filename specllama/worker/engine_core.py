@@ -139,7 +139,8 @@ class LoadedEngine:
         elif isinstance(message, tune_messages.Tune):
             from specllama.worker.tuning.tuner import Tuner
 
-            self.tuner = Tuner(message, None if self.busy else self.engine, self.loaded, self.ids, self.send)
+            engine, prompts = None if self.busy else self.engine, self.intake.prompts
+            self.tuner = Tuner(message, engine, self.loaded, prompts, self.send)
         elif isinstance(message, tune_messages.Calibrate):
             more, profile = self.idle.measure(message.seconds), self.loaded.profile
             self.send(tune_messages.Calibrated(profile.t1, profile.epsilon, more))
@@ -252,9 +253,6 @@ class LoadedEngine:
                 self.slot_actions.waiting.append(question)
         else:
             self.intake.answer(question, size)
-
-    def ids(self, message: protocol.Generate) -> list[int]:
-        return self.intake.prompts.prompt(message).ids
 
     def _cancel(self, id_: int) -> None:
         self.intake.cancel(id_)
@@ -409,7 +407,7 @@ def _engine(loaded: Loaded) -> Engine:
         draft_tree=settings.draft_tree or 0,
     )
     caching = (d for d in loaded.drafters if isinstance(d, CachingDrafter))
-    engine.scheduler.store.copies.drafter = next(caching, None)
+    engine.scheduler.store.drafter = next(caching, None)
     return engine
 
 

@@ -10,7 +10,7 @@ from functools import partial
 
 from specllama.client import protocol
 from specllama.clock import running_time
-from specllama.config.load import LoadSettings, ModelSettings
+from specllama.config.load import LoadSettings
 from specllama.config.store import Store
 from specllama.core.interfaces import Drafter
 from specllama.core.policy.base import Policy
@@ -89,7 +89,7 @@ class Loaded:
             settings = raised
         fitted = fitted_to(settings.target, plan.target.n_gpu_layers)
         fitted = replace(fitted, swa_full=keeps_all_cells(settings, checked.head is not None))
-        files = _model_files(settings, header, fitted)
+        files = model_files(header, fitted, settings.rpc)
         with_head = checked.own_head is not None
         self.model = model = LlamaModel(fitted, reporter("target", send), with_head=with_head)
         self.vision = open_encoder(settings, projector, model, send)
@@ -109,7 +109,7 @@ class Loaded:
             problems.append(problem)
         draft_files: tuple[FileIdentity, ...] = ()
         if checked.model is not None and settings.draft is not None and open_draft:
-            draft_files = _model_files(settings, checked.model, settings.draft)
+            draft_files = model_files(checked.model, settings.draft, settings.rpc)
             pair = checked.model, header, model, checked.overlap
             self.draft, problem = open_model(settings, *pair, plan, send)
             problems.append(problem)
@@ -221,14 +221,6 @@ class Loaded:
 def slow_seconds(header: Header, n_rows: int) -> float:
     """Seconds of a decode of so many rows on a very slow machine."""
     return 2 * header.n_params * n_rows / _SLOW_FLOPS + header.weight_bytes / _SLOW_BYTES
-
-
-def _model_files(settings: LoadSettings, header: Header, own: ModelSettings) -> tuple[FileIdentity, ...]:
-    """Identities of the model's files; () where unknown, or on other machines. own: its settings."""
-    try:
-        return model_files(header, own) if not settings.rpc else ()
-    except OSError:
-        return ()
 
 
 def _off_reason(settings: LoadSettings, problem: str) -> str:

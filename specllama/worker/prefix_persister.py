@@ -170,14 +170,14 @@ class PrefixPersister:
 
     def _has_memory(self, n_bytes: int) -> bool:
         """Whether so much memory may be used for a while."""
-        room = self._store.copies.room
+        room = self._store.room
         return room is not None and room(n_bytes)
 
     def _keep_slot(self, slot: Slot) -> bool:
         saved = self._store.target.save(slot.seq_id)
         if saved is None:
             return False
-        draft = self._store.copies.draft_of(slot) if self._draft_part else None
+        draft = self._store.draft_of(slot) if self._draft_part else None
         parts = text_parts(saved, slot.partials, draft, self._draft_part)
         return self._put(slot.scope, as_ids(slot.ids), parts)
 
@@ -265,11 +265,16 @@ _IN_KEY = (
 )  # fmt: skip
 
 
-def model_files(header: Header, settings: ModelSettings) -> tuple[FileIdentity, ...]:
+def model_files(header: Header, own: ModelSettings, rpc: Sequence[str] = ()) -> tuple[FileIdentity, ...]:
     """The files of a model and its adapters; to be read before llama.cpp opens them, and compared after, so
-    that one that is replaced meanwhile is seen. Raises OSError.
+    that one that is replaced meanwhile is seen. () where they are not known, or with RPC workers. own: the
+    model's settings.
     """
-    return (*header.once(part_identities), *(file_identity(path) for path, _ in settings.lora))
+    try:
+        identities = (*header.once(part_identities), *(file_identity(path) for path, _ in own.lora))
+        return identities if not rpc else ()
+    except OSError:
+        return ()
 
 
 def prefix_key(

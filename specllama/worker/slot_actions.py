@@ -62,7 +62,7 @@ class SlotActions:
             saved = target.save(slot.seq_id)
         if saved is None:
             raise ResourceError("there is not enough memory to save the slot")
-        draft = self._store.copies.draft_of(slot) if self._draft_part else None
+        draft = self._store.draft_of(slot) if self._draft_part else None
         parts = text_parts(saved, slot.partials, draft, self._draft_part)
         seconds = min(len(slot.ids) * self._store.row_seconds, 1e8)
         record = PrefixRecord(action.disk_scope, as_ids(slot.ids), parts, seconds)
@@ -93,7 +93,7 @@ class SlotActions:
         slot.scope, slot.kept = action.owner, False
         slot.partials = partials_of(record, 0.0)
         self._store.release(slot, ids, len(ids))
-        self._store.copies.load_draft(slot, record.parts.get(self._draft_part))
+        self._store.load_draft(slot, record.parts.get(self._draft_part))
         return len(ids), n_bytes
 
 

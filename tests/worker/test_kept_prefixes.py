@@ -242,10 +242,10 @@ def test_a_state_is_not_read_where_the_memory_has_gone_since_it_was_found(opened
     ask(first)
     first.end()
     second = opened("llama")
-    copies = second.core.engine.scheduler.store.copies
+    store = second.core.engine.scheduler.store
     answers = iter([True, False])
-    copies.room = lambda _: next(answers)
+    store.room = lambda _: next(answers)
     done, _ = ask(second)
     assert done.stats.n_from_disk == 0
     assert next(answers, None) is None, "asked twice"
-    copies.room = lambda _: True
+    store.room = lambda _: True

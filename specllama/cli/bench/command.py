@@ -123,7 +123,7 @@ def _measure(
     processes = [one.pid for one in (client, own) if one is not None]
     others = OtherWork(info.n_threads, read=partial(usage, processes=processes))
     with Progress(delay=1.0) as progress:
-        for n, sample in enumerate(runner.measure(order(plan.cases, ways, plan.runs)), 1):
+        for n, sample in enumerate(map(runner.answer, order(plan.cases, ways, plan.runs)), 1):
             if sample is not None:
                 into.samples.append(sample)
             into.skipped = {f"{case.workload} {case.number}": why for case, why in runner.skipped.items()}

@@ -65,7 +65,7 @@ def _measure(client: EngineClient, order: Tune, into: TuneResults) -> None:
     warn_if_busy()
     console.note("measuring; Ctrl-C stores and shows what there is by then")
     with Progress(delay=1.0) as progress, first_interrupt(lambda: client.send(protocol.Cancel(order.id))):
-        for event in client.tune(order):
+        for event in client.generate(order):
             if isinstance(event, Tuning):
                 progress.show("tuning", event.share, event.label, stage=event.label)
             elif isinstance(event, TuneMeasurement):

@@ -35,13 +35,7 @@ class CandidateDraft:
 
     def add(self, token: int, source: str, bin_: int, chance: float) -> None:
         """Append one token. chance: that it is right if all tokens before it are."""
-        path, expected = (self.path_probs[-1], self.expected[-1]) if self.tokens else (1.0, 0.0)
-        path *= chance
-        self.tokens.append(token)
-        self.sources.append(source)
-        self.bins.append(bin_)
-        self.path_probs.append(path)
-        self.expected.append(expected + path)
+        self.extend((token,), source, (bin_,), (chance,))
 
     def extend(
         self, tokens: Sequence[int], source: str, bins: Sequence[int], chances: Sequence[float]

@@ -114,7 +114,7 @@ class Planner(Policy):
     def _set_drafters(self, drafters: Sequence[Drafter]) -> None:
         super()._set_drafters(drafters)
         self._free = [d for d in drafters if not d.runs_model and not d.forces]
-        self._models = [ModelBased(d, self.learnt, self.clock, self.config) for d in drafters if d.runs_model]
+        self._models = [ModelBased(d, self.learnt, self.clock) for d in drafters if d.runs_model]
 
     def use_costs(self, costs: CostCurve) -> None:
         """Use another cost curve from the next round on, that of another context length."""

@@ -394,17 +394,11 @@ class ModelBased:
     it has a cache, else None. is_head: whether it reads the target's hidden states.
     """
 
-    def __init__(
-        self,
-        drafter: Drafter,
-        learnt: PairState,
-        clock: Callable[[], float],
-        config: PolicyConfig = DEFAULT,
-    ) -> None:
+    def __init__(self, drafter: Drafter, learnt: PairState, clock: Callable[[], float]) -> None:
         self.drafter, self.name, self.learnt = drafter, drafter.name, learnt
         self.posterior: DrafterPosterior = learnt.models[drafter.name]
         self.steps = self.posterior.steps
-        self.clock, self.config = clock, config
+        self.clock, self.config = clock, learnt.config
         self.caching = drafter if isinstance(drafter, CachingDrafter) else None
         self.is_head = drafter.reads_features
         self._in_blocks = drafter.drafts_blocks

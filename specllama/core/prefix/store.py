@@ -89,173 +89,6 @@ class PrefixSource:
     seconds: float
 
 
-class PrefixFinder:
-    """Finds the prefixes of texts in these slots and in the state cache."""
-
-    def __init__(self, target: Context, slots: Sequence[Slot], state_cache: StateCache) -> None:
-        self._target, self._slots, self._state_cache = target, slots, state_cache
-        self._arrays: dict[int, tuple[list[int], Ids]] = {}  # of the ids of idle slots
-
-    def sources(
-        self, wanted: Ids, scope: str, row_seconds: float, rate: float, more: CachedSequence | None = None
-    ) -> list[PrefixSource]:
-        """The sources that are worth using, the best first. row_seconds: seconds of reading one id. rate:
-        bytes per second that are copied. more: a text that is not in the list of the state cache.
-        """
-
-        def gain(source: PrefixSource) -> float:
-            """Seconds saved. Of equal ones an idle slot is better than a copy."""
-            copied = isinstance(source.holder, Slot) and source.holder.owner is not None
-            return (source.n - (MIN_SHARED - 1 if copied else 0)) * row_seconds - source.seconds
-
-        useful = [s for s in self._candidates(wanted, scope, rate, more) if gain(s) > 0]
-        return sorted(useful, key=gain, reverse=True)
-
-    def _candidates(
-        self, wanted: Ids, scope: str, rate: float, more: CachedSequence | None
-    ) -> Iterable[PrefixSource]:
-        """The prefixes of these ids in slots and among the stored texts."""
-        most = len(wanted) - 1
-        holders: list[tuple[Slot | CachedSequence, Ids]] = [(t, t.ids) for t in self._state_cache.texts]
-        holders += [(more, more.ids)] if more is not None else []
-        holders += [(s, self._ids_of(s, wanted)) for s in self._slots if s.scope == scope]
-        for holder, ids in holders:
-            if holder.scope != scope or not len(ids):
-                continue
-            common = whole_runs(wanted, min(n_common(ids, wanted), most))
-            n, partial = self._reusable(holder, len(ids), common)
-            if self._is_rounded_otherwise(holder, n, len(wanted)):
-                continue
-            if n >= (_MIN_LOADED if isinstance(holder, CachedSequence) else 1):
-                n_bytes = partial.n_bytes if partial is not None else 0
-                n_bytes += holder.n_bytes if isinstance(holder, CachedSequence) else 0
-                yield PrefixSource(holder, n, common, partial, n_bytes / rate)
-
-    def _is_rounded_otherwise(self, holder: Slot | CachedSequence, n: int, n_wanted: int) -> bool:
-        """Whether the first n rows, or those after them, may have been evaluated in another kind of decode
-        than in a new process, large ones or one that is small, where n are common by chance, as a BOS token
-        is.
-        """
-        owner = holder.owner if isinstance(holder, Slot) else None
-        n_prompt = owner.n_prompt if owner is not None else holder.n_prompt
-        if not self._target.rounds_prompts or n >= min(n_prompt, CHUNK):
-            return False
-        is_long = n_wanted > CHUNK
-        differs = (holder.n_first > CHUNK) != is_long if holder.n_first else is_long or n_prompt > CHUNK
-        return differs or (is_long and n_wanted - n <= CHUNK)
-
-    def _ids_of(self, slot: Slot, wanted: Ids) -> Ids:
-        """The ids in the slot's cache; of one in use, those that others may copy. Empty where nothing is
-        common with `wanted`.
-        """
-        owner, ids = slot.owner, slot.ids
-        if owner is not None:
-            ids = owner.history if owner.prefix_owner is None else []
-        n_past = len(ids) if owner is None else owner.n_past
-        if not n_past or not len(wanted) or ids[0] != wanted[0]:
-            return as_ids(())
-        if owner is not None:
-            return as_ids(ids[:n_past])
-        of, array = self._arrays.get(slot.seq_id, (None, None))
-        if of is not ids or array is None:
-            array = as_ids(ids)
-            self._arrays[slot.seq_id] = ids, array
-        return array
-
-    def _reusable(
-        self, holder: Slot | CachedSequence, n_ids: int, common: int
-    ) -> tuple[int, PartialState | None]:
-        """How many of the `common` ids can be had from a holder of n_ids, and the state that it takes."""
-        if self._target.cuts_anywhere or common <= 0:
-            return max(common, 0), None
-        if common == n_ids:
-            return common, None
-        if isinstance(holder, Slot):
-            can = self._target.can_truncate if holder.owner is None else self._target.can_copy
-            if can(holder.seq_id, common):
-                return common, None
-        partial = usable(holder.partials, common)
-        return (partial.n, partial) if partial is not None else (0, None)
-
-
-class TextCopies:
-    """Copies texts of idle slots into RAM. room: see `PrefixStore`. drafter: whose caches are kept with
-    the texts, None for none. rate: bytes per second that are copied, a guess until it was measured.
-    """
-
-    def __init__(
-        self,
-        target: Context,
-        state_cache: StateCache,
-        clock: Callable[[], float],
-        room: Callable[[int], bool] | None,
-    ) -> None:
-        self._target, self._state_cache, self._clock = target, state_cache, clock
-        self.room, self.rate = room, 1e9
-        self.drafter: CachingDrafter | None = None
-
-    def timed(self, n_bytes: int, seconds: float) -> None:
-        """Learn the rate from a copy, if it took long enough to time."""
-        if n_bytes > 1 << 20 and seconds > 0:
-            self.rate += 0.3 * (n_bytes / seconds - self.rate)
-
-    def can_offload(self, slot: Slot) -> bool:
-        """Whether `offload` need not wait for memory. Where it would, a thread prepares the memory, and a
-        later call returns True.
-        """
-        ids = as_ids(slot.ids)
-        if (
-            self.room is None
-            or len(ids) < MIN_SHARED
-            or self._state_cache.containing(ids, slot.scope) is not None
-        ):
-            return True
-        n_bytes = self._target.size(slot.seq_id)
-        victims = self._state_cache.victims(n_bytes, self._state_cache.of_text(len(ids), slot.uses, n_bytes))
-        return victims is None or not self.room(n_bytes) or self._target.prepare_save(slot.seq_id)
-
-    def offload(self, slot: Slot) -> bool:
-        """Copy the text of an idle slot out of the context; whether it is stored now."""
-        ids = as_ids(slot.ids)
-        if self.room is None or len(ids) < MIN_SHARED:
-            return False
-        text = self._state_cache.containing(ids, slot.scope)
-        if text is not None:
-            merge(text, slot.partials)
-            return True
-        n_bytes = self._target.size(slot.seq_id)
-        priority = self._state_cache.of_text(len(ids), slot.uses, n_bytes)
-        if not n_bytes or not self.room(n_bytes) or not self._state_cache.has_room(n_bytes, priority):
-            return False
-        started = self._clock()
-        saved = self._target.save(slot.seq_id)
-        if saved is None:
-            return False
-        self.timed(n_bytes, self._clock() - started)
-        partials, draft = list(slot.partials), self.draft_of(slot)
-        if draft is not None and not self._state_cache.has_room(n_bytes + len(draft), priority):
-            draft = None
-        n_bytes += len(draft) if draft is not None else 0
-        n_prompt, uses = slot.n_prompt, slot.uses
-        text = CachedSequence(
-            ids, slot.scope, saved, n_bytes, partials, n_prompt, 0, priority, uses, slot.kept, draft
-        )
-        text.n_begun, text.n_first = slot.n_begun, slot.n_first
-        self._state_cache.add_text(text)
-        return True
-
-    def load_draft(self, slot: Slot, draft: Saved | None) -> None:
-        """Restore the draft model's cache of an idle slot's text."""
-        if self.drafter is not None and draft is not None:
-            self.drafter.load_cache(slot.seq_id, slot.ids, slot.scope, draft, self.rate)
-
-    def draft_of(self, slot: Slot) -> Saved | None:
-        """The draft model's cache of an idle slot's text, None for none."""
-        if self.drafter is None:
-            return None
-        return self.drafter.save_cache(slot.seq_id, slot.ids, slot.scope, self.rate)
-
-
 _OFFLOAD_SECONDS = 0.1  # after which no further text is copied between two rounds
 _HEADER = 32  # ids of a message's header: a text that is common up to there goes on after its prompt
 
@@ -265,6 +98,8 @@ class PrefixStore:
 
     room: from a number of bytes to whether they may be used to copy a text out of the context; None: texts
     stay in it. budget: bytes of the states outside of the context. max_partials: partial states of a text.
+    rate: bytes per second that are copied, a guess until it was measured. drafter: whose caches are kept with
+    the texts, None for none.
     """
 
     def __init__(
@@ -279,9 +114,10 @@ class PrefixStore:
         self.slots = [Slot(i) for i in range(target.n_seq_max)]
         self.row_seconds = 1e-3  # of a row of a prompt, as last measured
         self.state_cache = StateCache(budget, lambda: self.row_seconds)
-        self.copies = TextCopies(target, self.state_cache, clock, room)
+        self.room, self.rate = room, 1e9
+        self.drafter: CachingDrafter | None = None
         self._worth = Chances()  # of the texts in slots, which take one slot each
-        self._finder = PrefixFinder(target, self.slots, self.state_cache)
+        self._arrays: dict[int, tuple[list[int], Ids]] = {}  # of the ids of idle slots
 
     @property
     def needs_partials(self) -> bool:
@@ -324,10 +160,7 @@ class PrefixStore:
             others = [s for s in idle if s is not holder]
             copies = self._copies(holder, sources[0], others)
             evicted = self._victim(others) if copies else holder
-        return evicted is None or self.copies.can_offload(evicted)
-
-    def _sources(self, wanted: Ids, scope: str, stored: CachedSequence | None = None) -> list[PrefixSource]:
-        return self._finder.sources(wanted, scope, self.row_seconds, self.copies.rate, stored)
+        return evicted is None or self._can_offload(evicted)
 
     def acquire_slot_alone(self, ids: Sequence[int], chunk: int, scope: str = "") -> tuple[Slot, int]:
         """As `acquire_slot`, with no other cells in the context than those of the slot; called while all are
@@ -386,7 +219,7 @@ class PrefixStore:
                 slot = self._victim(others)
                 self.free(slot)
                 return slot, self._copied(holder, slot, source)
-            self.copies.offload(holder)
+            self._offload_slot(holder)
         elif source.n == len(holder.ids):
             self.mark(holder, Boundary(source.n, "answer"))
         n = self._cut(holder, source.n)
@@ -426,10 +259,10 @@ class PrefixStore:
             empty(self.target, slot)
             self.state_cache.remove_text(text)
             return slot, 0
-        self.copies.timed(text.n_bytes, self.clock() - started)
+        self._timed(text.n_bytes, self.clock() - started)
         slot.ids, slot.scope, slot.partials = text.ids.tolist(), text.scope, list(text.partials)
         slot.n_prompt, slot.n_begun, slot.n_first = text.n_prompt, text.n_begun, text.n_first
-        self.copies.load_draft(slot, text.draft)
+        self.load_draft(slot, text.draft)
         if source.n == n:
             self.mark(slot, Boundary(n, "answer"))
         else:
@@ -467,6 +300,85 @@ class PrefixStore:
         sources = self._sources(wanted, scope)
         return sources[0].n if sources else 0
 
+    # Finding prefixes
+
+    def _sources(self, wanted: Ids, scope: str, more: CachedSequence | None = None) -> list[PrefixSource]:
+        """The sources that are worth using, the best first. more: a text that is not in the list of the state
+        cache.
+        """
+
+        def gain(source: PrefixSource) -> float:
+            """Seconds saved. Of equal ones an idle slot is better than a copy."""
+            copied = isinstance(source.holder, Slot) and source.holder.owner is not None
+            return (source.n - (MIN_SHARED - 1 if copied else 0)) * self.row_seconds - source.seconds
+
+        useful = [s for s in self._candidates(wanted, scope, more) if gain(s) > 0]
+        return sorted(useful, key=gain, reverse=True)
+
+    def _candidates(self, wanted: Ids, scope: str, more: CachedSequence | None) -> Iterable[PrefixSource]:
+        """The prefixes of these ids in slots and among the stored texts."""
+        most = len(wanted) - 1
+        holders: list[tuple[Slot | CachedSequence, Ids]] = [(t, t.ids) for t in self.state_cache.texts]
+        holders += [(more, more.ids)] if more is not None else []
+        holders += [(s, self._ids_of(s, wanted)) for s in self.slots if s.scope == scope]
+        for holder, ids in holders:
+            if holder.scope != scope or not len(ids):
+                continue
+            common = whole_runs(wanted, min(n_common(ids, wanted), most))
+            n, partial = self._reusable(holder, len(ids), common)
+            if self._is_rounded_otherwise(holder, n, len(wanted)):
+                continue
+            if n >= (_MIN_LOADED if isinstance(holder, CachedSequence) else 1):
+                n_bytes = partial.n_bytes if partial is not None else 0
+                n_bytes += holder.n_bytes if isinstance(holder, CachedSequence) else 0
+                yield PrefixSource(holder, n, common, partial, n_bytes / self.rate)
+
+    def _is_rounded_otherwise(self, holder: Slot | CachedSequence, n: int, n_wanted: int) -> bool:
+        """Whether the first n rows, or those after them, may have been evaluated in another kind of decode
+        than in a new process, large ones or one that is small, where n are common by chance, as a BOS token
+        is.
+        """
+        owner = holder.owner if isinstance(holder, Slot) else None
+        n_prompt = owner.n_prompt if owner is not None else holder.n_prompt
+        if not self.target.rounds_prompts or n >= min(n_prompt, CHUNK):
+            return False
+        is_long = n_wanted > CHUNK
+        differs = (holder.n_first > CHUNK) != is_long if holder.n_first else is_long or n_prompt > CHUNK
+        return differs or (is_long and n_wanted - n <= CHUNK)
+
+    def _ids_of(self, slot: Slot, wanted: Ids) -> Ids:
+        """The ids in the slot's cache; of one in use, those that others may copy. Empty where nothing is
+        common with `wanted`.
+        """
+        owner, ids = slot.owner, slot.ids
+        if owner is not None:
+            ids = owner.history if owner.prefix_owner is None else []
+        n_past = len(ids) if owner is None else owner.n_past
+        if not n_past or not len(wanted) or ids[0] != wanted[0]:
+            return as_ids(())
+        if owner is not None:
+            return as_ids(ids[:n_past])
+        of, array = self._arrays.get(slot.seq_id, (None, None))
+        if of is not ids or array is None:
+            array = as_ids(ids)
+            self._arrays[slot.seq_id] = ids, array
+        return array
+
+    def _reusable(
+        self, holder: Slot | CachedSequence, n_ids: int, common: int
+    ) -> tuple[int, PartialState | None]:
+        """How many of the `common` ids can be had from a holder of n_ids, and the state that it takes."""
+        if self.target.cuts_anywhere or common <= 0:
+            return max(common, 0), None
+        if common == n_ids:
+            return common, None
+        if isinstance(holder, Slot):
+            can = self.target.can_truncate if holder.owner is None else self.target.can_copy
+            if can(holder.seq_id, common):
+                return common, None
+        partial = usable(holder.partials, common)
+        return (partial.n, partial) if partial is not None else (0, None)
+
     # Keeping
 
     def release(self, slot: Slot, ids: Sequence[int], n_prompt: int, n_whole: int = 0) -> None:
@@ -497,7 +409,7 @@ class PrefixStore:
         partial.state = self.target.save_partial(slot.seq_id)
         if partial.state is None:
             return
-        self.copies.timed(n_bytes, self.clock() - started)
+        self._timed(n_bytes, self.clock() - started)
         self.state_cache.add_partial(partial)
         slot.partials = [p for p in slot.partials if p.state is not None]
         if self.max_partials is not None and len(slot.partials) >= self.max_partials:
@@ -506,7 +418,7 @@ class PrefixStore:
 
     def free(self, slot: Slot) -> None:
         """Empty an idle slot, after copying its text out of the context where that is worthwhile."""
-        if slot.ids and not self.copies.offload(slot):
+        if slot.ids and not self._offload_slot(slot):
             self._worth.evicted(slot.priority)
         empty(self.target, slot)
 
@@ -526,12 +438,73 @@ class PrefixStore:
         for slot in self.idle():
             if not slot.ids or slot.last_used >= before:
                 continue
-            if not self.copies.can_offload(slot):
+            if not self._can_offload(slot):
                 return
-            if self.copies.offload(slot):
+            if self._offload_slot(slot):
                 empty(self.target, slot)
                 if self.clock() - began > _OFFLOAD_SECONDS:
                     return
+
+    def _timed(self, n_bytes: int, seconds: float) -> None:
+        """Learn the rate from a copy, if it took long enough to time."""
+        if n_bytes > 1 << 20 and seconds > 0:
+            self.rate += 0.3 * (n_bytes / seconds - self.rate)
+
+    def _can_offload(self, slot: Slot) -> bool:
+        """Whether `_offload_slot` need not wait for memory. Where it would, a thread prepares it, and a later
+        call returns True.
+        """
+        ids = as_ids(slot.ids)
+        if (
+            self.room is None
+            or len(ids) < MIN_SHARED
+            or self.state_cache.containing(ids, slot.scope) is not None
+        ):
+            return True
+        n_bytes = self.target.size(slot.seq_id)
+        victims = self.state_cache.victims(n_bytes, self.state_cache.of_text(len(ids), slot.uses, n_bytes))
+        return victims is None or not self.room(n_bytes) or self.target.prepare_save(slot.seq_id)
+
+    def _offload_slot(self, slot: Slot) -> bool:
+        """Copy the text of an idle slot out of the context; whether it is stored now."""
+        ids = as_ids(slot.ids)
+        if self.room is None or len(ids) < MIN_SHARED:
+            return False
+        text = self.state_cache.containing(ids, slot.scope)
+        if text is not None:
+            merge(text, slot.partials)
+            return True
+        n_bytes = self.target.size(slot.seq_id)
+        priority = self.state_cache.of_text(len(ids), slot.uses, n_bytes)
+        if not n_bytes or not self.room(n_bytes) or not self.state_cache.has_room(n_bytes, priority):
+            return False
+        started = self.clock()
+        saved = self.target.save(slot.seq_id)
+        if saved is None:
+            return False
+        self._timed(n_bytes, self.clock() - started)
+        partials, draft = list(slot.partials), self.draft_of(slot)
+        if draft is not None and not self.state_cache.has_room(n_bytes + len(draft), priority):
+            draft = None
+        n_bytes += len(draft) if draft is not None else 0
+        n_prompt, uses = slot.n_prompt, slot.uses
+        text = CachedSequence(
+            ids, slot.scope, saved, n_bytes, partials, n_prompt, 0, priority, uses, slot.kept, draft
+        )
+        text.n_begun, text.n_first = slot.n_begun, slot.n_first
+        self.state_cache.add_text(text)
+        return True
+
+    def load_draft(self, slot: Slot, draft: Saved | None) -> None:
+        """Restore the draft model's cache of an idle slot's text."""
+        if self.drafter is not None and draft is not None:
+            self.drafter.load_cache(slot.seq_id, slot.ids, slot.scope, draft, self.rate)
+
+    def draft_of(self, slot: Slot) -> Saved | None:
+        """The draft model's cache of an idle slot's text, None for none."""
+        if self.drafter is None:
+            return None
+        return self.drafter.save_cache(slot.seq_id, slot.ids, slot.scope, self.rate)
 
     def clear(self) -> None:
         """Forget all texts, as after a failed decode: the state of the caches is unknown."""

@@ -205,7 +205,6 @@ class StateCache:
         self.budget, self.row_seconds = budget, row_seconds
         self.texts: list[CachedSequence] = []
         self.chances = Chances()
-        self.n_evicted = 0
         self._partials: weakref.WeakSet[PartialState] = weakref.WeakSet()
 
     @property
@@ -228,7 +227,6 @@ class StateCache:
             return False
         for one in victims:
             self.chances.evicted(one.priority)
-            self.n_evicted += 1
             if isinstance(one, PartialState):
                 one.state = None
             else:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from math import inf, isfinite
 from typing import Any
 
@@ -23,15 +23,7 @@ from specllama.core.interfaces import (
     Proposal,
     Sampler,
 )
-from specllama.core.policy.base import (
-    CHAINS,
-    Draft,
-    Policy,
-    Round,
-    RoundLimits,
-    VerifyResult,
-    matching,
-)
+from specllama.core.policy.base import CHAINS, Draft, Policy, Round, RoundLimits, VerifyResult, matching
 from specllama.core.sampling.params import SamplingParams
 from specllama.core.sampling.sampler import KeyedSampler
 from specllama.core.sequence import common_prefix
@@ -62,19 +54,6 @@ class Trace:
             raise ValueError("a trace needs a second candidate for each id of its text, or none at all")
         if not all(isfinite(c) and 0 <= c <= 1 for c in (*self.conf, *self.second_conf)):
             raise ValueError("a trace has probabilities outside of 0 to 1")
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Trace:
-        """From parsed JSON. Raises ValueError where it is not a trace."""
-        try:
-            needed = {name: list(data[name]) for name in ("prompt", "text", "draft", "conf")}
-            more = {name: list(data.get(name, ())) for name in ("second", "second_conf")}
-        except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"not a trace: {error}") from error
-        return cls(**needed, **more)
-
-    def to_dict(self) -> dict[str, list[int] | list[float]]:
-        return {k: value for k, value in asdict(self).items() if value or not k.startswith("second")}
 
 
 CATCH_UP = 0.35  # cost of each further id that a step of the draft model evaluates, in steps

@@ -268,6 +268,65 @@ class RepoCache:
     def _record(self, etag: str) -> Path:
         return self._locks / f"{etag}.json"
 
+    # The models of the repository, read once, and the name of each: a name means one model. The same rule
+    # finds a model for `run` and the like, for `models rm` and `models verify`, and for a server.
+
+    def find(self, where: RepoName, default: str = "", complete: bool = True) -> StoredModel | None:
+        """The model that a name means, in the commit of its revision or, without one, in the newest that has
+        it; None if it is not on disk. default: the quantisation or file for a name without one, for which,
+        unless it is a head's, others stand in. complete: whether a part may not be missing.
+
+        Raises UsageError where the name may mean several.
+        """
+        wanted = where.tag or default
+        others = () if is_head_name(wanted) else (where.tag,)
+        for tag in dict.fromkeys((wanted, *others)):
+            for commit in self.candidates(where):
+                there = self._commits.get(commit, {})
+                with contextlib.suppress(NotFoundError, IntegrityError):
+                    model = choose(candidates(there, tag), tag, str(where), complete=complete)
+                    return _stored(commit, model, there)
+        return None
+
+    def copies(self, content: tuple[tuple[str, str], ...]) -> list[tuple[Snapshot, ...]]:
+        """The files of a model in each commit that has it, with its projector if no other model has that."""
+        copies = []
+        for models in (list(self._of(commit)) for commit in self._commits):
+            for one in (model for model in models if model.content == content):
+                shared = any(o.projector == one.projector for o in models if o is not one)
+                copies.append(one.files + ((one.projector,) if one.projector and not shared else ()))
+        return copies
+
+    def models(self) -> Iterator[StoredModel]:
+        """All models and heads, those of the newest commit first, each once."""
+        seen = set[tuple[tuple[str, str], ...]]()
+        for commit in self._commits:
+            for one in self._of(commit):
+                if one.content not in seen:
+                    seen.add(one.content)
+                    yield replace(one, name=self._name(one))
+
+    def _of(self, commit: str) -> Iterator[StoredModel]:
+        there = self._commits[commit]
+        for model in (*find_models(there), *find_heads(there)):
+            yield _stored(commit, model, there)
+
+    @cached_property
+    def _commits(self) -> Mapping[str, Mapping[str, Snapshot]]:
+        return {c: {s.path: s for s in self.files(c)} for c in self.commits()}
+
+    def _name(self, one: StoredModel) -> str:
+        """The shortest name that means this model."""
+        quant = "" if is_head_name(one.model.first) else one.model.quant
+        for revision in (DEFAULT_REVISION, one.commit):
+            for tag in filter(None, (quant, one.model.first)):
+                with contextlib.suppress(UsageError):
+                    where = RepoName(self.repo, tag, revision)
+                    meant = self.find(where) or self.find(where, complete=False)
+                    if meant is not None and meant.content == one.content:
+                        return str(where)
+        return str(one.files[0].link)
+
 
 def repositories(root: Path) -> list[str]:
     """Names of all model repositories in the cache."""
@@ -314,10 +373,6 @@ def hash_for(etag: str, n_bytes: int) -> hashlib._Hash:
     return hashlib.sha256()
 
 
-# The models of one repository in the cache, and the name of each: a name means one model. The same rule finds
-# a model for `run` and the like, for `models rm` and `models verify`, and for a server.
-
-
 @dataclass(frozen=True, slots=True)
 class StoredModel:
     """A model of a repository on disk. files: those of its parts that are there. name: which means this model
@@ -339,69 +394,6 @@ class StoredModel:
     def n_bytes(self) -> int:
         """Bytes of the parts on disk."""
         return sum(file.link.stat().st_size for file in self.files)
-
-
-class StoredRepo:
-    """The models of a repository in the cache, read once."""
-
-    def __init__(self, cache: RepoCache) -> None:
-        self._cache = cache
-
-    def find(self, where: RepoName, default: str = "", complete: bool = True) -> StoredModel | None:
-        """The model that a name means, in the commit of its revision or, without one, in the newest that has
-        it; None if it is not on disk. default: the quantisation or file for a name without one, for which,
-        unless it is a head's, others stand in. complete: whether a part may not be missing.
-
-        Raises UsageError where the name may mean several.
-        """
-        wanted = where.tag or default
-        others = () if is_head_name(wanted) else (where.tag,)
-        for tag in dict.fromkeys((wanted, *others)):
-            for commit in self._cache.candidates(where):
-                there = self._commits.get(commit, {})
-                with contextlib.suppress(NotFoundError, IntegrityError):
-                    model = choose(candidates(there, tag), tag, str(where), complete=complete)
-                    return _stored(commit, model, there)
-        return None
-
-    def copies(self, content: tuple[tuple[str, str], ...]) -> list[tuple[Snapshot, ...]]:
-        """The files of a model in each commit that has it, with its projector if no other model has that."""
-        copies = []
-        for models in (list(self._of(commit)) for commit in self._commits):
-            for one in (model for model in models if model.content == content):
-                shared = any(o.projector == one.projector for o in models if o is not one)
-                copies.append(one.files + ((one.projector,) if one.projector and not shared else ()))
-        return copies
-
-    def models(self) -> Iterator[StoredModel]:
-        """All models and heads, those of the newest commit first, each once."""
-        seen = set[tuple[tuple[str, str], ...]]()
-        for commit in self._commits:
-            for one in self._of(commit):
-                if one.content not in seen:
-                    seen.add(one.content)
-                    yield replace(one, name=self._name(one))
-
-    def _of(self, commit: str) -> Iterator[StoredModel]:
-        there = self._commits[commit]
-        for model in (*find_models(there), *find_heads(there)):
-            yield _stored(commit, model, there)
-
-    @cached_property
-    def _commits(self) -> Mapping[str, Mapping[str, Snapshot]]:
-        return {c: {s.path: s for s in self._cache.files(c)} for c in self._cache.commits()}
-
-    def _name(self, one: StoredModel) -> str:
-        """The shortest name that means this model."""
-        quant = "" if is_head_name(one.model.first) else one.model.quant
-        for revision in (DEFAULT_REVISION, one.commit):
-            for tag in filter(None, (quant, one.model.first)):
-                with contextlib.suppress(UsageError):
-                    where = RepoName(self._cache.repo, tag, revision)
-                    meant = self.find(where) or self.find(where, complete=False)
-                    if meant is not None and meant.content == one.content:
-                        return str(where)
-        return str(one.files[0].link)
 
 
 def _stored(commit: str, model: ModelFiles, there: Mapping[str, Snapshot]) -> StoredModel:

@@ -17,14 +17,7 @@ from typing import Any
 import numpy as np
 
 from specllama.config.load import LoadSettings, ModelSettings, reserved_outputs
-from specllama.gguf.architectures import (
-    HYBRID,
-    INTERVAL,
-    NOT_CAUSAL,
-    RECURRENT,
-    ROLLBACK,
-    SWA_PATTERNS,
-)
+from specllama.gguf.architectures import HYBRID, INTERVAL, NOT_CAUSAL, RECURRENT, ROLLBACK, SWA_PATTERNS
 from specllama.gguf.header import Header
 from specllama.gguf.parse import row_bytes
 from specllama.gguf.projector import Projector
@@ -413,16 +406,12 @@ def image_memory(projector: Projector, flash_attn: str, on_device: bool) -> Imag
         compute = n * widest * _F32 + scores + masks
     else:
         compute = max(n * widest * _F32 + pixels * projector.rotated, n * plain * _F32 + masks)
-    work = n * max(n_ff, n_embd) * _F16  # activations as products with F16 weights need them
+    if not on_device:
+        compute += n * max(n_ff, n_embd) * _F16  # activations as products with F16 weights need them
     rest = (
         _COPIES * pixels
         + _ROW_COPIES * projector.n_rows * (projector.width or n_embd) * _F32
         + _FIXED_ENCODER
     )
-    if on_device:
-        return ImageMemory(
-            header.weight_bytes, round(_ENCODER_MARGIN * compute), round(_ENCODER_MARGIN * rest), True
-        )
-    return ImageMemory(
-        header.weight_bytes, round(_ENCODER_MARGIN * (compute + work)), round(_ENCODER_MARGIN * rest)
-    )
+    compute, rest = (round(_ENCODER_MARGIN * n_bytes) for n_bytes in (compute, rest))
+    return ImageMemory(header.weight_bytes, compute, rest, on_device)

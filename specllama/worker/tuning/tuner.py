@@ -50,6 +50,7 @@ from specllama.worker.draft import LoadedDraft, LoadedHead, gpus, load_draft, op
 from specllama.worker.drafting_gain import store_tuned
 from specllama.worker.load_info import model_info
 from specllama.worker.loader import Loaded
+from specllama.worker.prompts import Prompts
 from specllama.worker.tuning.target import (
     Times,
     TimingPosition,
@@ -351,7 +352,7 @@ Stage = tuple[str, Callable[[], Iterator[float]]]  # its label, and what yields 
 
 
 class Tuner:
-    """One Tune request in progress. engine: None if it is busy. ids_of: tokenises a prompt. trials: of
+    """One Tune request in progress. engine: None if it is busy. trials: of
     drafts, so far. predicted: seconds that the next step should take at most.
 
     Raises EngineError where the engine is busy, or a draft is loaded.
@@ -362,7 +363,7 @@ class Tuner:
         order: tune_messages.Tune,
         engine: Engine | None,
         loaded: Loaded,
-        ids_of: Callable[[protocol.Generate], list[int]],
+        prompts: Prompts,
         send: protocol.Send,
     ) -> None:
         if engine is None or loaded.draft is not None or loaded.head is not None:
@@ -370,7 +371,7 @@ class Tuner:
         self.id, self.order, self.trials = order.id, order, list[DraftTrial]()
         self.predicted = 0.0
         self._loaded, self._context, self._slot = loaded, loaded.context, engine.slots[0]
-        self._ids_of, self._send = ids_of, send
+        self._prompts, self._send = prompts, send
         self._began, self._last_progress, self._cancelled = running_time(), 0.0, False
         self._run = TuneRun(
             order, engine, loaded, lambda part: send(tune_messages.TuneMeasurement(order.id, part))
@@ -417,7 +418,6 @@ class Tuner:
         self.predicted = self._longest_step(chosen, n_tokens)
         run.report(
             tune_messages.TuneAgenda(
-                n_texts=len(chosen),
                 n_tokens=n_tokens,
                 n_left_out=len(texts) - len(chosen),
                 too_long=too_long,
@@ -449,7 +449,8 @@ class Tuner:
             content: protocol.TextInput | protocol.ChatInput = protocol.TextInput(prompt)
             if not order.raw:
                 content = protocol.ChatInput([{"role": "user", "content": prompt}], order.variables)
-            text = TuningText(workload, number, self._ids_of(protocol.Generate(order.id, content)))
+            prompt_ids = self._prompts.prompt(protocol.Generate(order.id, content)).ids
+            text = TuningText(workload, number, prompt_ids)
             if len(text.prompt) >= self._context.n_ctx - 1:
                 too_long[text.name] = (
                     f"the prompt has {len(text.prompt)} tokens, the context {self._context.n_ctx}"

@@ -66,7 +66,7 @@ def results(
     )
     made.info = load_info()
     made.seconds = 12.3
-    made.add(TuneAgenda(8, 64, n_left_out=0, too_long={}, replays=False))
+    made.add(TuneAgenda(64, n_left_out=0, too_long={}, replays=False))
     points = [TimedWidth(n, t1 * x, 9) for n, x in costs.items()]
     made.add(TimedCurve(128, points, left_out=[], complete=True, spread=1.02))
     threads = [TimedThreads(n, t1 * 4 / n, 3 * t1 * 4 / n) for n in (1, 2, 3, 4)]

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from specllama import wire
 from specllama.core.policy.config import DEFAULT
 from specllama.core.policy.cost_curve import CostCurve
 from specllama.core.policy.posterior import StepCosts
@@ -20,7 +21,7 @@ from tests.support.machines import MACHINES
 
 T1 = 0.05
 TRACES = json.loads((Path(__file__).parent / "traces" / "pydoc.json").read_text())
-OWN = {name: [Trace.from_dict(t) for t in traces] for name, traces in TRACES.items()}
+OWN = {name: [wire.from_plain(Trace, t) for t in traces] for name, traces in TRACES.items()}
 
 
 def known(machine: str) -> CostCurve:

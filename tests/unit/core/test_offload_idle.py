@@ -123,7 +123,7 @@ def test_windows_and_recurrent_states_are_offloaded_whole(memory):
 
 def test_without_a_room_callback_caches_stay():
     harness = Harness()
-    harness.engine.scheduler.store.copies.room = None
+    harness.engine.scheduler.store.room = None
     harness.run(LONG)
     harness.run(OTHER)
     assert not harness.stored

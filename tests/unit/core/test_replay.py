@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from specllama import wire
 from specllama.core.policy.config import DEFAULT
 from specllama.core.policy.cost_curve import CostCurve
 from specllama.core.policy.fixed import Fixed
@@ -26,7 +27,7 @@ CONFIDENCES = (0.3, 0.6, 0.9, 0.99, 0.999)
 
 
 def load(path: Path) -> dict[str, list[Trace]]:
-    return {w: [Trace.from_dict(t) for t in ts] for w, ts in json.loads(path.read_text()).items()}
+    return wire.from_text(dict[str, list[Trace]], path.read_text())
 
 
 OWN = load(HERE / "traces" / "pydoc.json")
@@ -116,11 +117,12 @@ def test_disturbance_is_measured_but_not_counted():
 )
 def test_rejects_invalid_traces(change):
     valid = {"prompt": [1], "text": [1, 2, 3], "draft": [1, 2, 3], "conf": [0.5] * 3}
-    assert Trace.from_dict(valid).to_dict() == valid
-    with pytest.raises(ValueError, match="trace"):
-        Trace.from_dict(valid | change)
-    with pytest.raises(ValueError, match="not a trace"):
-        Trace.from_dict({"prompt": [1]})
+    trace = wire.from_plain(Trace, valid)
+    assert wire.from_plain(Trace, json.loads(wire.to_json(trace))) == trace
+    with pytest.raises(ValueError, match=r"trace|a list expected"):
+        wire.from_plain(Trace, valid | change)
+    with pytest.raises(ValueError, match="is missing"):
+        wire.from_plain(Trace, {"prompt": [1]})
 
 
 def test_recording_evaluates_the_draft_at_every_position():

@@ -334,7 +334,6 @@ def test_replay_verifies_second_candidates():
     draft = [5 if is_wrong(i) else t for i, t in enumerate(text)]
     second = [t if is_wrong(i) else WRONG for i, t in enumerate(text)]
     trace = Trace([3], text, draft, [0.9] * 50, second, [0.4] * 50)
-    assert Trace.from_dict(trace.to_dict()) == trace
     rounds = {}
     for n in (0, 2):
         limits = RoundLimits(n)

@@ -263,7 +263,7 @@ def test_a_prompt_whose_beginning_is_copied_has_the_text_that_it_has_alone(n_com
     begin, learnt = prompt_of(n_common), Setup().learn(0).policy.learnt.to_dict()
     setup = Setup(learnt=learnt, n_slots=2)
     if offloads:
-        setup.engine.scheduler.store.copies.room = lambda _: True
+        setup.engine.scheduler.store.room = lambda _: True
     first = [*begin, *(5 + i * 11 % 26 for i in range(200))]
     second = [*begin, *(6 + i * 5 % 25 for i in range(50))]
     setup.text(first, 1, 40, 0)

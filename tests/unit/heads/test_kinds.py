@@ -135,11 +135,11 @@ def test_fields_of_the_files_of_heads(tmp_path: Path) -> None:
     assert (assistant.kind.shares_cache, assistant.own_embeddings) == (True, False)
     assert (eagle3.target_layers, eagle3.n_embd_target, eagle3.n_draft_max) == ((0, 1, 1), N_EMBD, None)
     assert (eagle3.own_embeddings, eagle3.own_output) == (False, False)
-    assert (dflash.block_size, dflash.n_draft_max, dflash.has_confidence, dflash.mask_id) == (4, 3, False, 3)
+    assert (dflash.block_size, dflash.n_draft_max, dflash.mask_id) == (4, 3, 3)
     two = heads["dflash2"]
     assert (two.kind.name, two.selector_top_k, two.n_draft_max) == ("dflash", 4, 3)
     assert (two.label, dflash.label) == ("DFlash 2, blocks of 4", "DFlash, blocks of 4")
-    assert (dspark.kind.name, dspark.n_draft_max, dspark.has_confidence) == ("dspark", 4, True)
+    assert (dspark.kind.name, dspark.n_draft_max) == ("dspark", 4)
     own = tinyheads.eagle3(tmp_path / "own.gguf", own_embeddings=True, own_output=True)
     whole = head_of(read_header(own))
     assert (whole.own_embeddings, whole.own_output) == (True, True)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from specllama import wire
 from specllama.config.store import Store
 from specllama.core.interfaces import Drafter
 from specllama.core.policy.config import DEFAULT
@@ -27,7 +28,7 @@ from tests.support.machines import MACHINES
 from tests.unit.worker.test_profile import TimedContext, filled
 
 TRACES = Path(__file__).parents[1] / "core" / "traces" / "pydoc.json"
-TEXTS = {name: [Trace.from_dict(t) for t in ts] for name, ts in json.loads(TRACES.read_text()).items()}
+TEXTS = wire.from_text(dict[str, list[Trace]], TRACES.read_text())
 SOME = [TEXTS["edit"][0], *TEXTS["explain"], TEXTS["source"][0]]
 STEP = 0.07  # of the draft model, in t(1)
 FACTORS = (7.0, 1 / 7.0)
