@@ -203,6 +203,8 @@ class Scheduler:
                 other.n_whole = 0
             if rows is not None and not self.active:
                 n_past = self.store.cut_to_chunks(slot, generation.history, n_past, rows.chunk)
+            elif generation.exact and self.target.rounds_prompts:
+                n_past = self.store.cut_to_rounded(slot, n_past, len(generation.history))
             self._assign_slot(generation, slot, n_past)
         for generation in [*self.active, *self.waiting]:
             if generation.time_left(self.clock()) < 0 and (generation.n_chunks or generation.seq_id < 0):
@@ -215,7 +217,8 @@ class Scheduler:
         slot.kept, generation.stored = generation.request.kept, None
         generation.seq_id, generation.n_past = slot.seq_id, n_past
         rows, n_prompt = generation.exact_rows, len(generation.history)
-        slot.n_begun, slot.n_first = n_past, slot.n_first if n_past else n_prompt
+        slot.n_begun = n_past
+        slot.n_first = min(slot.n_first, max(n_past, CHUNK + 1)) if n_past and not generation.exact else n_prompt
         if self.store.needs_partials:
             known = generation.request.boundaries or distances(n_prompt)
             chunk = rows.chunk if rows is not None else None

@@ -37,8 +37,8 @@ class Slot:
     generations of the same `Request.cache_scope` reuse them. kept: whether they may be written to the disk.
     n_prompt: ids of the last prompt. n_whole: ids at the start that were evaluated in whole chunks of an
     exact prompt, in the first cells of the cache. n_begun: ids from which on its last prompt was evaluated.
-    n_first: ids of the prompt of which all were, 0 if unknown. last_used: time by the engine's clock. owner:
-    the generation that uses it.
+    n_first: the first ids, whose rows are those of the first prompt, 0 if unknown. last_used: time by the
+    engine's clock. owner: the generation that uses it.
     """
 
     seq_id: int
@@ -203,6 +203,18 @@ class PrefixStore:
             empty(self.target, slot)
             return 0
         return self._cut(slot, whole) if self.target.can_truncate(slot.seq_id, whole) else n
+
+    def cut_to_rounded(self, slot: Slot, n: int, n_wanted: int) -> int:
+        """Cut the first n ids in a slot that was just taken so that all rows of a prompt of n_wanted ids are
+        rounded as in a new process (`Context.rounds_prompts`): to those of the first prompt but its last row,
+        of a long prompt with more than CHUNK ids left to evaluate. Returns how many are left.
+        """
+        is_long = n_wanted > CHUNK
+        most = min(slot.n_first, n_wanted - CHUNK) - 1 if is_long else slot.n_first
+        if most < 1 or (slot.n_first > CHUNK) != is_long:
+            empty(self.target, slot)
+            return 0
+        return n if n <= most else self._cut(slot, most)
 
     def _acquired(self, source: PrefixSource, idle: Sequence[Slot]) -> tuple[Slot, int]:
         """The slot with the prefix in its cache, and its length; 0 where that failed."""

@@ -157,6 +157,34 @@ def test_rows_that_are_common_by_chance_are_shared_where_they_are_rounded_alike(
     assert n_evaluated(True) == abs(lengths[-1]) - shared
 
 
+@pytest.mark.parametrize(
+    ("prompts", "reused"),
+    [
+        ([(200, 0, True), (220, 150, True)], 150),
+        ([(200, 0, True), (210, 190, True)], 145),  # a new process evaluates the others in a large decode
+        ([(200, 0, True), (200, 200, True)], 135),
+        ([(200, 0, True), (220, 200, False)], 200),
+        ([(200, 0, False), (400, 200, True)], 199),  # its last row was decoded by itself
+        ([(200, 0, True), (300, 200, True), (400, 300, True)], 299),
+        ([(200, 0, False), (160, 150, False), (300, 160, True)], 149),  # then rows of a small decode follow
+        ([(40, 0, True), (50, 30, True)], 30),
+        ([(40, 0, True), (200, 30, True)], 0),
+        ([(200, 0, True), (50, 30, True)], 0),
+    ],
+)
+def test_exact_texts_reuse_rows_that_are_those_of_a_new_process(prompts, reused):
+    target = Slow(per_row=1.0)
+    target.rounds_prompts = True
+    engine, ids = engine_of(target), list[int]()
+    for i, (n, n_common, exact) in enumerate(prompts):
+        ids = ids[:n_common] + prompt(n - n_common, first=3 + 5 * i)
+        before = len(target.widths)
+        engine.submit(Request(ids, SamplingParams(temperature=0, max_tokens=1), 1, exact=exact))
+        while engine.scheduler.busy:
+            engine.step()
+    assert sum(target.widths[before:]) == n - reused
+
+
 @pytest.mark.parametrize("n", [5, 63])
 def test_small_chunks_do_not_change_the_measured_row_time(n):
     target = Slow(per_row=0.005, fixed=0.1)
