@@ -436,10 +436,27 @@ def _become_engine(environ: Mapping[str, str]) -> None:
         _run_engine()
 
 
+def _measure_little() -> None:
+    """A load that stores nothing times no decodes but those of one row, as that of a large model: to time the
+    others is half of the work of an engine's start. tests/unit/core/test_measured_widths.py is about that.
+    """
+    from specllama.worker import calibrate, loader
+
+    make, usual = loader.ModelProfile, calibrate.LOAD_SECONDS
+
+    def profile(store: Any, target: str, pair: str, calibrates: bool, *args: Any, **more: Any) -> Any:
+        calibrate.LOAD_SECONDS = usual if calibrates else 0.0
+        return make(store, target, pair, calibrates, *args, **more)
+
+    loader.ModelProfile = profile  # type: ignore[assignment, misc]
+
+
 def _run_engine() -> None:
     """Never returns."""
     from specllama.text import template_process
     from specllama.worker.main import main
+
+    _measure_little()
 
     def popen(*args: Any, **more: Any) -> subprocess.Popen[bytes]:
         if threading.current_thread() is threading.main_thread():
