@@ -58,6 +58,7 @@ _AT_ABORT = "GGML_NO_BACKTRACE"  # but for this one, which it reads late
 _IMPORTS = (
     *("specllama.cli.app", "specllama.server.main", "typer._adapters", "pydantic.type_adapter"),
     *("specllama.text.chat_template", "specllama.cli.completion", "specllama.cli.llama_cpp_flags"),
+    *("httpcore2", "yaml"),  # of requests to the hub; huggingface_hub itself reads variables when imported
 )
 _N_PIPES = 3
 _SHIM = """#!{python} -IS
