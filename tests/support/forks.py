@@ -36,6 +36,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any
+from unittest import mock
 
 from specllama import python_command
 from specllama.errors import SpecllamaError
@@ -437,19 +438,20 @@ def _become_engine(environ: Mapping[str, str]) -> None:
         _run_engine()
 
 
-def _measure_little() -> None:
-    """A load that stores nothing times no decodes but those of one row, as that of a large model: to time the
-    others is half of the work of an engine's start. tests/unit/core/test_measured_widths.py is about that.
+def measure_little() -> None:
+    """From now on, a load of this process that stores nothing times no decodes but those of one row, as that
+    of a large model: to time the others is half of its work. What is timed then is the subject of
+    tests/unit/core/test_measured_widths.py.
     """
     from specllama.worker import calibrate, loader
 
-    make, usual = loader.ModelProfile, calibrate.LOAD_SECONDS
+    def briefly(warm_up: Callable[..., None], *args: Any) -> None:
+        keeps = any(arg.keep for arg in args if isinstance(arg, loader.ModelProfile))
+        with contextlib.nullcontext() if keeps else mock.patch.object(calibrate, "LOAD_SECONDS", 0.0):
+            warm_up(*args)
 
-    def profile(store: Any, target: str, pair: str, calibrates: bool, *args: Any, **more: Any) -> Any:
-        calibrate.LOAD_SECONDS = usual if calibrates else 0.0
-        return make(store, target, pair, calibrates, *args, **more)
-
-    loader.ModelProfile = profile  # type: ignore[assignment, misc]
+    for name in ("warm_up_target", "warm_up_drafts"):
+        setattr(loader, name, functools.partial(briefly, getattr(loader, name)))
 
 
 def _run_engine() -> None:
@@ -457,7 +459,7 @@ def _run_engine() -> None:
     from specllama.text import template_process
     from specllama.worker.main import main
 
-    _measure_little()
+    measure_little()
 
     def popen(*args: Any, **more: Any) -> subprocess.Popen[bytes]:
         if threading.current_thread() is threading.main_thread():
