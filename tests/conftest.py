@@ -18,7 +18,7 @@ from specllama.llama import kernel_build, vision_build
 from specllama.models.demo import DemoStore
 from tests.support.command import Command
 from tests.support.examples import examples
-from tests.support.forks import fork_engines
+from tests.support.forks import OFF, fork_engines, measure_little
 from tests.support.hub import LocalHub, local_hub
 
 settings.register_profile("specllama", deadline=None, max_examples=examples(100))  # on any machine
@@ -52,6 +52,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """The tests, thousands of objects, stay until the end: no collection of garbage needs to scan them."""
     if any(not item.path.is_relative_to(HERE / "unit") for item in session.items):
         compile_kernels()
+        if OFF not in os.environ:
+            measure_little()
         if os.environ.get("GOMP_SPINCOUNT") == "3000":
             del os.environ["GOMP_SPINCOUNT"]  # of importing llama.cpp: what got it could be no fork
         fork_engines(Command(HERE).environment())

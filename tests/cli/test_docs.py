@@ -226,7 +226,7 @@ def ran(together: Any) -> dict[str, subprocess.CompletedProcess[str]]:
         for text in texts
     ]
     shells = (["bash", "-o", "pipefail", "-c", text] for text in here)
-    return dict(zip(texts, together(*shells, SPECLLAMA_MAX_TOKENS="40"), strict=True))
+    return dict(zip(texts, together(*shells, SPECLLAMA_MAX_TOKENS="16"), strict=True))
 
 
 @pytest.mark.parametrize("line", RUN, ids=lambda line: line.id)

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from specllama.prefix_disk import state_file
+from tests.support.examples import examples
 from tests.support.paths import ROOT
 from tests.support.prefixes import equal, ids, record, states, store, written
 
@@ -33,10 +34,11 @@ def forks(*arguments: object) -> dict[str, Any]:
     return found
 
 
-def test_a_hundred_writers_killed_at_random_moments_leave_only_whole_states(tmp_path: Path) -> None:
-    found = forks("kills", tmp_path / "p", 100)
+def test_writers_killed_at_random_moments_leave_only_whole_states(tmp_path: Path) -> None:
+    n = examples(100)
+    found = forks("kills", tmp_path / "p", n)
     assert found["unfinished"] >= 2, "some were killed while they wrote"
-    assert found["kept"] >= 100
+    assert found["kept"] >= n
 
 
 def test_several_processes_share_a_directory(tmp_path: Path) -> None:

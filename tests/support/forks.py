@@ -36,6 +36,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any
+from unittest import mock
 
 from specllama import python_command
 from specllama.errors import SpecllamaError
@@ -58,6 +59,7 @@ _AT_ABORT = "GGML_NO_BACKTRACE"  # but for this one, which it reads late
 _IMPORTS = (
     *("specllama.cli.app", "specllama.server.main", "typer._adapters", "pydantic.type_adapter"),
     *("specllama.text.chat_template", "specllama.cli.completion", "specllama.cli.llama_cpp_flags"),
+    *("httpcore2", "yaml"),  # of requests to the hub; huggingface_hub itself reads variables when imported
 )
 _N_PIPES = 3
 _SHIM = """#!{python} -IS
@@ -436,10 +438,28 @@ def _become_engine(environ: Mapping[str, str]) -> None:
         _run_engine()
 
 
+def measure_little() -> None:
+    """From now on, a load of this process that stores nothing times no decodes but those of one row, as that
+    of a large model: to time the others is half of its work. What is timed then is the subject of
+    tests/unit/core/test_measured_widths.py.
+    """
+    from specllama.worker import calibrate, loader
+
+    def briefly(warm_up: Callable[..., None], *args: Any) -> None:
+        keeps = any(arg.keep for arg in args if isinstance(arg, loader.ModelProfile))
+        with contextlib.nullcontext() if keeps else mock.patch.object(calibrate, "LOAD_SECONDS", 0.0):
+            warm_up(*args)
+
+    for name in ("warm_up_target", "warm_up_drafts"):
+        setattr(loader, name, functools.partial(briefly, getattr(loader, name)))
+
+
 def _run_engine() -> None:
     """Never returns."""
     from specllama.text import template_process
     from specllama.worker.main import main
+
+    measure_little()
 
     def popen(*args: Any, **more: Any) -> subprocess.Popen[bytes]:
         if threading.current_thread() is threading.main_thread():

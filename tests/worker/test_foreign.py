@@ -40,6 +40,7 @@ def loaded_with(draft: Path, folder: Path, vocab: str = "auto", target: Path = E
         draft_max=3,
         draft_vocab=vocab,
         memory=False,
+        calibrate=False,
         n_slots=N_SLOTS,
         drafters=("model",),
     )

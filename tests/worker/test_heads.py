@@ -105,7 +105,8 @@ def front(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         ModelSettings(path=str(path), n_ctx=1024, **exact)  # type: ignore[arg-type]
         for path in KINDS[request.param](folder)
     )
-    settings = LoadSettings(target=target, draft=draft, draft_max=3, memory=False, n_slots=N_SLOTS)
+    more = {"memory": False, "calibrate": False, "n_slots": N_SLOTS}
+    settings = LoadSettings(target=target, draft=draft, draft_max=3, **more)  # type: ignore[arg-type]
     opened = Front(settings, Store(folder / "store"))
     assert isinstance(opened.messages[-1], m.Ready), opened.messages
     assert opened.messages[-1].info.head

@@ -54,9 +54,8 @@ def opened(folder: Path, kind: str, n_slots: int = 2) -> Front:
         for path in (target, draft)
     ]
     assert models[0] is not None
-    settings = LoadSettings(
-        target=models[0], draft=models[1], draft_max=4, n_slots=n_slots, mmproj=str(mmproj), cache_disk=0
-    )
+    more = {"n_slots": n_slots, "mmproj": str(mmproj), "cache_disk": 0, "calibrate": False}
+    settings = LoadSettings(target=models[0], draft=models[1], draft_max=4, **more)  # type: ignore[arg-type]
     front = Front(settings, Store(folder / "store"))
     assert isinstance(front.messages[-1], m.Ready), front.messages
     assert front.messages[-1].info.vision

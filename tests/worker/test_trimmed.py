@@ -38,9 +38,8 @@ def front(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     target = MAKE[request.param](folder / "model.gguf", n_vocab=N_VOCAB)
     paths = target, trimmed(target)
     settings = [ModelSettings(path=str(path), n_ctx=1024, swa_full=True, **EXACT) for path in paths]
-    load = LoadSettings(
-        target=settings[0], draft=settings[1], draft_max=3, memory=False, n_slots=N_SLOTS, drafters=("model",)
-    )
+    more: dict[str, Any] = {"memory": False, "calibrate": False, "n_slots": N_SLOTS, "drafters": ("model",)}
+    load = LoadSettings(target=settings[0], draft=settings[1], draft_max=3, **more)
     opened = Front(load, Store(folder / "store"))
     assert isinstance(opened.messages[-1], m.Ready), opened.messages
     yield opened
