@@ -109,13 +109,14 @@ def plain_rate(stats: RunStats, stored_t1: float | None, pace: float | None = No
     sampling = stats.sampling_seconds / max(1, stats.n_predict - 1)
     other = stats.time_shares["other"] / max(1, stats.rounds)
     stored = stored_t1 + sampling + other
+    few = sqrt(max(1.0, MIN_PLAIN_ROUNDS / max(1, stats.rounds)))  # rounds of the answer tell less
     ratios = [1.0, pace or 1.0]
     if n >= 2:
         ratios.append(stats.steady_seconds / n / stored)
     if stats.rounds >= MIN_PLAIN_ROUNDS:  # a few decodes can be anything
         ratios.append(_beyond(stats, stored_t1))
     logs = [log(ratio) for ratio in ratios if ratio > 0]
-    apart, reason, error = max(logs) - min(logs), "", _STORED_ERROR
+    apart, reason, error = max(logs) - min(logs), "", (1 + _STORED_ERROR) * few - 1
     if apart > AGREEMENT:
         stored *= exp(middle := (max(logs) + min(logs)) / 2)
         error = (1 + error) * exp(apart) - 1
