@@ -217,8 +217,8 @@ class Scheduler:
         slot.kept, generation.stored = generation.request.kept, None
         generation.seq_id, generation.n_past = slot.seq_id, n_past
         rows, n_prompt = generation.exact_rows, len(generation.history)
-        slot.n_begun = n_past
-        slot.n_first = min(slot.n_first, max(n_past, CHUNK + 1)) if n_past and not generation.exact else n_prompt
+        slot.n_begun, goes_on = n_past, n_past and not generation.exact
+        slot.n_first = min(slot.n_first, max(n_past, CHUNK + 1)) if goes_on else n_prompt
         if self.store.needs_partials:
             known = generation.request.boundaries or distances(n_prompt)
             chunk = rows.chunk if rows is not None else None
