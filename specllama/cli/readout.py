@@ -53,7 +53,9 @@ def summary(
     """Two lines for people: the verdict and the speeds. Arguments as for `lines`."""
     parts = [f"{counted(stats.n_predict, 'token')}{_at(stats.decode_tps)}"]
     if stats.n_evaluated:
-        parts.append(f"prompt {counted(stats.n_evaluated, 'token')}{_at(stats.encode_tps)}")
+        n_prompt = max(stats.n_prompt, stats.n_evaluated)
+        read = f"{stats.n_evaluated} of " if stats.n_evaluated < n_prompt else ""
+        parts.append(f"prompt {read}{counted(n_prompt, 'token')}{_at(stats.encode_tps)}")
     if _drafted(stats) and plain.tps:
         parts.append(f"plain {plain.tps:.1f} t/s{_SOURCES.get(plain.source, '')}")
     if seed is not None:

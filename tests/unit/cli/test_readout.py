@@ -82,6 +82,8 @@ def test_the_summary_is_the_verdict_and_the_speeds() -> None:
     verdict_line, speeds = summary(stats, PlainRate(80.0, "stored", 2), "", 7, ADVICE)
     assert verdict_line == "faster: 1.25x plain (1.23 - 1.28)"
     assert speeds == "101 tokens at 100.0 t/s, prompt 79 tokens at 158.0 t/s, plain 80.0 t/s (stored), seed 7"
+    reused = answer(n_prompt=1600, n_reused=1598, n_evaluated=2, encode_seconds=0.5)
+    assert ", prompt 2 of 1600 tokens at 4.0 t/s" in summary(reused, PLAIN)[1]
     off = "drafts would not have paid, as 33 % of copied tokens were right; a decode of 2 rows"
     assert summary(answer(drafted=0, n=2), PLAIN, off)[0] == f"nothing was drafted: {off.split('; ')[0]}"
     assert summary(answer(1, 0.0, 0), PLAIN, "the answer is a single token")[1] == "1 token"
