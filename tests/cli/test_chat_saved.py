@@ -77,7 +77,10 @@ def test_what_is_saved_and_listed(command: Command) -> None:
 
 
 def test_what_a_pipe_says_is_not_saved_without_a_name(command: Command) -> None:
-    assert chat(command, "zip").code == 0
+    named = chat(command, "zip", "/name one")
+    assert named.code == 0
+    assert "not saved: /save FILE writes it; chat --name NAME saves one as it goes\n" in named.err
+    assert "/save FILE writes it\n" in chat(command, "/name one", args=("--no-save",)).err
     unsaved = chat(command, "zip", args=(*FEW, "--no-save", "--name", "x"))
     assert unsaved.code == 0
     assert "note: --name has no effect" in unsaved.err
