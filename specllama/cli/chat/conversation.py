@@ -299,7 +299,7 @@ def from_text(text: str, path: Path) -> Conversation:
             options=file.options,
         )
     except UsageError as error:
-        raise UsageError(f"{path}: {str(error)[:300]}", error.hint) from None
+        raise UsageError(f"{path}: {error.message[:300]}", error.hint) from None
     except ValueError as error:
         raise UsageError(f"{path}: {str(error)[:300]}") from None
 
