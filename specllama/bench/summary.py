@@ -89,9 +89,10 @@ def _row(
     best_fixed: the best fixed length in hindsight, plain decoding included. auto_against_best: auto's
     speed-up over that length's; None without auto. The best of several noisy figures looks better than it
     is, so this errs against auto. auto_over_copies: the same over that of auto without draft models and
-    heads; None where that was not measured. regret: the share of the best fixed length's speed that auto
-    misses; 0 if auto is faster. Of a configuration: speedup: over plain decoding of the same answer, None for
-    plain decoding itself; counters and times are sums over all answers.
+    heads; None where that was not measured. Both are None where nothing was drafted. regret: the share of
+    the best fixed length's speed that auto misses; 0 if auto is faster. Of a configuration: speedup: over
+    plain decoding of the same answer, None for plain decoding itself; counters and times are sums over all
+    answers.
     """
 
     def grouped(values: Mapping[Key, float]) -> list[list[list[float]]]:
@@ -121,8 +122,12 @@ def _row(
         }
 
     def auto_against(other: str | None) -> Estimate | None:
-        """The quotient of the two speed-ups shown, with the interval of that of answers by both."""
+        """The quotient of the two speed-ups shown, with the interval of that of answers by both; None where
+        neither drafted anything.
+        """
         if other is None or AUTO not in cells or (auto := cells[AUTO]["speedup"]) is None:
+            return None
+        if not cells[AUTO]["n_drafted"] and not cells[other]["n_drafted"]:
             return None
         both = speedups[AUTO].keys() & speedups[other].keys()
         paired = quotient(*(grouped({key: speedups[name][key] for key in both}) for name in (AUTO, other)))
@@ -147,13 +152,15 @@ def _row(
 
 
 def best_fixed(cells: JsonObject) -> str | None:
-    """The fixed length with the highest speed, plain decoding included; None without plain answers."""
+    """The fixed length with the highest speed, plain decoding included; None without plain answers. One that
+    drafted nothing was plain decoding, too.
+    """
     if PLAIN not in cells or cells[PLAIN]["decode_tps"] is None:
         return None
     speeds = {
         name: c["speedup"].value
         for name, c in cells.items()
-        if name not in (AUTO, COPY, LLAMA_CPP) and c["speedup"] is not None
+        if name not in (AUTO, COPY, LLAMA_CPP) and c["speedup"] is not None and c["n_drafted"]
     }
     return max([PLAIN, *speeds], key=lambda name: speeds.get(name, 1.0))
 

@@ -223,4 +223,5 @@ def _show(
         rows = answer.stats.exact_width
         if compared.ids != answer.ids and rows and compared.stats.exact_width != rows:
             same = f"a text of single rows; --exact-width {rows} --draft-max 0 writes this one again"
-        console.note(f"compare   = plain {compared.stats.decode_tps or 0:.1f} t/s, {same}")
+        rate = f"plain {plain.tps:.1f} t/s" if plain.tps else "no speed, as nothing follows the first token"
+        console.note(f"compare   = {rate}, {same}")

@@ -236,12 +236,19 @@ def with_forced_limit(request: Request, n_vocab: int, n_ctx: int) -> Request:
     return replace(request, params=replace(params, max_tokens=n))
 
 
-def context_length_error(n_prompt: int, n_ctx: int, at_least: bool = False) -> ContextLengthError:
-    """The error for a prompt of `n_prompt` tokens, or at least as many, which the context cannot hold."""
-    hint = f"use {option('n_ctx', n_prompt + 256)} or more"
+def context_length_error(
+    n_prompt: int, n_ctx: int, at_least: bool = False, n_ctx_train: int = 0
+) -> ContextLengthError:
+    """The error for a prompt of `n_prompt` tokens, or at least as many, which the context cannot hold.
+    n_ctx_train: tokens of the context in training, 0 where that is not known.
+    """
+    n_needed = n_prompt + (0 if at_least else 256)
+    hint = f"use {option('n_ctx', n_needed)} or more"
     if at_least:
         uncounted = "its tokens were not counted, and may be several times as many"
-        hint = f"{option('n_ctx', n_prompt)} is the least that could hold it: {uncounted}"
+        hint = f"{option('n_ctx', n_needed)} is the least that could hold it: {uncounted}"
+    if 0 < n_ctx_train < n_needed:
+        hint += f"; the model was trained on {n_ctx_train} tokens: beyond that answers get worse"
     return ContextLengthError(
         f"the prompt has {'at least ' if at_least else ''}{n_prompt} tokens, which exceeds the available "
         f"context size of {n_ctx}",

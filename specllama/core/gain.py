@@ -147,7 +147,7 @@ def compared_rate(plain: RunStats) -> PlainRate:
     known = steady.rounds >= MIN_PLAIN_ROUNDS
     error, reason = (steady.error, steady.reason) if known else (_STORED_ERROR, "")
     if not plain.decode_tps:
-        return PlainRate(None, "compared", plain.rounds, error)
+        return PlainRate(None, "none", plain.rounds, error)
     faster = plain.decode_seconds / (plain.decode_seconds - plain.stalled_seconds)
     if was_busy([plain]):
         faster = sqrt(faster)

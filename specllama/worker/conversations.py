@@ -60,7 +60,7 @@ class TextLimit:
         if parse_special and len(text) > 2 * self._n_ctx:  # ControlTexts ignores texts of one character
             n = sum(1 for _ in itertools.islice(self._control.find(text), self._n_ctx + 1))
             if n > self._n_ctx:
-                raise context_length_error(n, self._n_ctx, at_least=True)
+                raise context_length_error(n, self._n_ctx, True, self._model.n_ctx_train)
 
     def check_messages(self, messages: Iterable[Mapping[str, Any]]) -> None:
         """As `check_bytes`; without the assistant's, of which templates may leave out parts."""
@@ -87,7 +87,7 @@ class TextLimit:
         """Raises ContextLengthError for a text of so many bytes."""
         if n_bytes > self._n_ctx * self._model.longest_token:
             least = -(-n_bytes // self._model.longest_token)
-            raise context_length_error(least, self._n_ctx, at_least=True)
+            raise context_length_error(least, self._n_ctx, True, self._model.n_ctx_train)
 
     @functools.cached_property
     def _control(self) -> ControlTexts:

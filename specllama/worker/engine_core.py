@@ -114,6 +114,9 @@ class LoadedEngine:
         if settings.exact:
             self.exact.decide()
             notes += self.exact.notes
+            rows, given = self.engine.exact_rows, settings.exact_width
+            if rows is not None and rows.width == 1 and not loaded.off_reason:
+                loaded.off_reason = option("exact") if given is None else option("exact_width", 1)
         else:
             self.exact.hold_widths()
         notes += self.idle.notes()

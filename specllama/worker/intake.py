@@ -512,8 +512,11 @@ class RequestIntake:
         if stored is not None and self.persister is not None:
             self.persister.note(stored.scope, stored.ids)
         message, model, prompt = made.message, self._loaded.model, made.prompt
-        if prompt.images and len(prompt.ids) >= self._engine.target.n_ctx:
-            error = context_length_error(len(prompt.ids), self._engine.target.n_ctx)
+        n_prompt, n_ctx = len(prompt.ids), self._engine.target.n_ctx
+        if n_prompt >= n_ctx:
+            error = context_length_error(n_prompt, n_ctx, n_ctx_train=model.n_ctx_train)
+            if not prompt.images:
+                raise error
             n = sum(image.end - image.begin for image in prompt.images)
             hint = f"{error.hint}, or smaller images: they have {n} of the tokens"
             raise ContextLengthError(error.message, hint, error.details)

@@ -301,7 +301,7 @@ class Prompts:
                 self.limit.check(text, parse_special=True)
             case protocol.MixedInput(parts):
                 if (n := sum(len(part) for part in parts if not isinstance(part, str))) >= self._n_ctx:
-                    raise context_length_error(n, self._n_ctx)
+                    raise context_length_error(n, self._n_ctx, n_ctx_train=self._model.n_ctx_train)
                 texts = [part for part in parts if isinstance(part, str)]
                 self.limit.check_bytes(texts)
                 for text in texts:
@@ -342,7 +342,7 @@ class Prompts:
         ids = self._model.tokenize(text, False, False) if text else []
         if len(ids) > self._n_ctx:
             with _naming_prediction():
-                raise context_length_error(len(ids), self._n_ctx)
+                raise context_length_error(len(ids), self._n_ctx, n_ctx_train=self._model.n_ctx_train)
         return ids
 
     def _digest(self, chat: protocol.ChatInput, ids: Sequence[int]) -> str:

@@ -77,7 +77,10 @@ def test_what_is_saved_and_listed(command: Command) -> None:
 
 
 def test_what_a_pipe_says_is_not_saved_without_a_name(command: Command) -> None:
-    assert chat(command, "zip").code == 0
+    named = chat(command, "zip", "/name one")
+    assert named.code == 0
+    assert "not saved: /save FILE writes it; chat --name NAME saves one as it goes\n" in named.err
+    assert "/save FILE writes it\n" in chat(command, "/name one", args=("--no-save",)).err
     unsaved = chat(command, "zip", args=(*FEW, "--no-save", "--name", "x"))
     assert unsaved.code == 0
     assert "note: --name has no effect" in unsaved.err
@@ -174,6 +177,26 @@ def test_the_command_line_goes_before_what_a_conversation_was_saved_with(command
         assert said.splitlines()[-1].endswith("Be long.")
 
 
+def test_what_a_conversation_was_saved_with_goes_before_files_and_the_environment(command: Command) -> None:
+    (command.home / "config.toml").write_text("max-tokens = 5\nsampling-seq = 'kt'\nmin-p = 0.2\n")
+    elsewhere = {"SPECLLAMA_SEED": "9", "SPECLLAMA_N_CTX": "1024", "SPECLLAMA_CONFIG": "config.toml"}
+    args = (*FEW, "-c", "512", "--sampling-seq", "tk", "--name", "one")
+    chat(command, "zip", args=args)
+    (path,) = files(command)
+    saved = content(path)
+    for back in (("--continue", "one", "--no-calibrate"), (*FEW[:1], "--load", str(path))):
+        shown = chat(command, "/set", "/stats", "sort", "/stats", args=back, env=elsewhere).err
+        assert re.search(r"max_tokens +24 +\(set\)", shown)
+        assert re.search(r"seed +3 +\(set\)", shown)
+        assert re.search(r"min_p +0.2 +\(set\)", shown), "what the conversation says nothing of"
+    assert "of 512 tokens" in chat(command, "map", "/stats", args=("--continue",), env=elsewhere).err
+    assert content(path)["params"] == {**saved["params"], "min_p": 0.2}
+    args = ("--continue", "one", "-s", "4", "--sampling-seq", "kt")
+    assert re.search(r"seed +4 +\(set\)", chat(command, "/set", "sort", args=args, env=elsewhere).err)
+    flags = {"seed": 4, "samplers": ["top_k", "temperature"]}
+    assert content(path)["params"] == {**saved["params"], "min_p": 0.2, **flags}
+
+
 def test_damaged_and_newer_files(command: Command) -> None:
     chat(command, "zip", args=(*FEW, "--name", "good"))
     (good,) = files(command)
@@ -208,7 +231,11 @@ def test_damaged_and_newer_files(command: Command) -> None:
     strange = {**content(good), "name": "strange", "options": {"n_ctx": "many"}}
     strange["tokens"]["ids"] = "1 999999999"
     good.write_text(json.dumps(strange))
-    assert_error(chat(command, args=("--continue", "strange")), 2, "n_ctx must be a int")
+    whole = "n_ctx must be a whole number, not 'many'", f"specllama chats rm {good.stem} removes it"
+    assert_error(chat(command, args=("--continue", "strange")), 6, *whole)
+    assert whole[0] in command("chats").err
+    good.write_text(json.dumps({**strange, "options": {"n_ctx": -5}}))
+    assert_error(chat(command, args=("--continue", "strange")), 6, "n_ctx must be a whole number from 0")
     good.write_text(json.dumps({**strange, "options": {}}))
     assert chat(command, "more", args=("--continue", "strange", "--no-calibrate")).code == 0
     assert len(command("chats", "rm", *bad, "--json").json["removed"]) == len(bad)

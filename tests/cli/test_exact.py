@@ -114,3 +114,9 @@ def test_nothing_changes_where_rows_are_bit_equal(command: Command) -> None:
 def test_impossible_widths_are_refused(without: Command, args, words) -> None:
     asked = ("run", "-p", "hi", "-n", "5", "-m", "pydoc", *args)
     assert_error(without(*asked), 2, *words)
+
+
+def test_with_single_rows_speculation_is_off(command: Command) -> None:
+    result = command("run", "-p", PROMPTS[0], "-n", "20", "--exact-width", "1", "--ignore-eos")
+    assert result.lines[0] == "speculation off: --exact-width 1"
+    assert "nothing was drafted: --exact-width 1" in result.err

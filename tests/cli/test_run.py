@@ -197,7 +197,10 @@ def test_compare_says_so_and_measures_the_plain_rate(shared: Command) -> None:
     result = shared.generate(*ARGS, "--compare", "--draft-max", "4")
     assert re.fullmatch(r"compare   = plain \d+\.\d t/s, the same text", result.lines[-1])
     assert re.fullmatch(GAIN, result.lines[2]), result.lines[2]
-    assert re.search(r", plain \d+\.\d t/s \(compared\), seed 3$", result.lines[3])
+    assert (shown := re.search(r", plain (\d+\.\d t/s) \(compared\), seed 3$", result.lines[3]))
+    assert f"plain {shown[1]}," in result.lines[-1]
+    one = shared("run", "-p", "x", "--no-calibrate", "-n", "1", "--compare")
+    assert "compare   = no speed, as nothing follows the first token, the same text" in one.lines
 
 
 def test_the_line_of_llama_speculative_works_as_it_stands(command: Command) -> None:

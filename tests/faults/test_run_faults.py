@@ -213,7 +213,12 @@ def test_rejects_unusable_prompts(shared: Command) -> None:
     assert_error(shared("run", stdin=b""), 2, "the prompt is empty")
     assert_error(shared("run", "-f", "none.txt"), 3, "none.txt")
     assert_error(shared("run", "-f", "."), 2, "-f")
-    assert_error(shared("run", "-c", "256", "-p", "word " * 400), 2, "context size of 256", "use -c ")
+    refused = shared("run", "-c", "256", "-p", "word " * 400)
+    assert_error(refused, 2, "context size of 256", "use -c ")
+    assert "trained" not in refused.err
+    trained = "trained on 2048 tokens: beyond that answers get worse"
+    assert_error(shared("run", "-c", "1024", "-p", "word " * 1500), 2, "use -c ", trained)
+    assert_error(shared("run", "-c", "256", "-p", "w" * 1_000_000), 2, "is the least that could", trained)
 
 
 def test_rejects_a_line_of_ten_megabytes(shared: Command) -> None:

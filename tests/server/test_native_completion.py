@@ -74,6 +74,16 @@ def test_a_whole_answer(server: Server) -> None:
     assert "ignored_fields" not in completion
 
 
+def test_no_tokens_are_shown_as_asked_for(server: Server) -> None:
+    settings = ask(server, n_predict=0)["generation_settings"]
+    assert (settings["n_predict"], settings["max_tokens"]) == (0, 0)
+    stream = server.post("/completion", {"prompt": PROMPT, "n_predict": 0, "stream": True})
+    last = chunks(stream)[-1]
+    assert last["generation_settings"]["n_predict"] == 0
+    verbose = server.complete(PROMPT, n_predict=0, max_tokens=None, verbose=True).json["__verbose"]
+    assert verbose["generation_settings"]["n_predict"] == 0
+
+
 def test_the_same_text_as_completions(exact: Server) -> None:
     asked = {"max_tokens": 20, "seed": 5, "ignore_eos": True}
     native = exact.post("/completions", {"prompt": PROMPT, "return_tokens": True, **asked}).json

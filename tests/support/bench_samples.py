@@ -37,9 +37,10 @@ def sample(
     round_seconds: dict[int, tuple[int, float]] | None = None,
     **stats: Any,
 ) -> BenchSample:
-    """An answer that a configuration wrote at `tps` tokens a second, for SECONDS."""
+    """An answer that a configuration wrote at `tps` tokens a second, for SECONDS, drafting unless plain."""
     case = BenchCase(workload, number, f"{workload} {number}", temperature)
     counted = RunStats(n_predict=round(tps * SECONDS) + 1, decode_seconds=SECONDS, ttft_seconds=0.5)
+    counted.n_drafted = int(name not in ("plain", LLAMA_CPP))
     for key, value in stats.items():
         setattr(counted, key, Counter(value) if key == "drafted_by" else value)
     counted.round_seconds = round_seconds or {}

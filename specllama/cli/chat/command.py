@@ -6,7 +6,6 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, TextIO
 
 from specllama.cli import console
@@ -20,7 +19,6 @@ from specllama.cli.chat.terminal import HistoryFile, InputReader, LineReader, Sc
 from specllama.cli.options import resolved, sampling
 from specllama.cli.progress import prepared
 from specllama.config import build, defaults
-from specllama.config.options import CHAT
 from specllama.config.store import cache_dir
 from specllama.config.text_file import standard_input
 from specllama.errors import EngineDiedError, NotFoundError, ResourceError, SpecllamaError, UsageError
@@ -39,6 +37,7 @@ def chat(given: Mapping[str, Any]) -> int:
     values = resolved(given)
     standard_input.taken_by = "the messages of the chat"
     params = sampling(values)
+    of_files = build.sampling({name: values[name] for name in values.origins})
     refuse_logprobs(params)
     variables = reasoning_variables(values.get("reasoning", "auto"))
     saved = read(values["load"]) if "load" in values else None
@@ -62,7 +61,8 @@ def chat(given: Mapping[str, Any]) -> int:
             engine, screen, talk, variables, reader.interactive, saver,
             _may_drop(reader, values.get("drop_oldest", False)), options_of(given, values),
             may_rescue=not values.get("no_save", False),
-            flags=dict(params),
+            flags={name: value for name, value in params.items() if of_files.get(name) != value},
+            of_files=of_files,
             system=values.get("system_prompt"),
         )  # fmt: skip
         engine.load(session.structured)
@@ -216,7 +216,6 @@ _OF_DRAFT = ("draft_vocab",)
 _OF_MODEL = ("chat_template", "chat_template_file", "tool_format")
 _OTHERS = ("n_ctx", "reasoning", "tools")
 _FILES = ("model", "draft_model", "chat_template_file", "tools")
-_KINDS = {option.name: option.kind for option in CHAT}
 _MAX_WARNINGS = 3
 
 
@@ -269,10 +268,11 @@ def options_of(given: Mapping[str, Any], values: Mapping[str, Any]) -> OptionVal
 
 def with_options(given: Mapping[str, Any], chat: SavedChat) -> OptionValues:
     """The flags, and the options of the conversation where no flag says something else. Raises NotFoundError
-    where its model is gone and no other one is given, UsageError.
+    where its model is gone and no other one is given.
     """
     assert chat.saved is not None
-    kept = _checked(chat.saved, chat.path)
+    names = (*_MODEL, *_DRAFT, *_OF_DRAFT, *_OF_MODEL, *_OTHERS)
+    kept = {name: chat.saved.options[name] for name in names if name in chat.saved.options}
     if any(name in given for name in _MODEL):
         kept = {name: value for name, value in kept.items() if name in _OTHERS}
     elif any(name in given for name in _DRAFT):
@@ -283,16 +283,6 @@ def with_options(given: Mapping[str, Any], chat: SavedChat) -> OptionValues:
     if _is_gone(kept.get("draft_model")):
         console.note(f"note: the draft of the conversation is gone: {visible(kept.pop('draft_model'))}")
     return {**kept, **given}
-
-
-def _checked(saved: Conversation, path: Path) -> OptionValues:
-    """The options that are known. Raises UsageError for values of another kind."""
-    names = (*_MODEL, *_DRAFT, *_OF_DRAFT, *_OF_MODEL, *_OTHERS)
-    known = {name: saved.options[name] for name in names if name in saved.options}
-    for name, value in known.items():
-        if type(value) is not _KINDS[name]:
-            raise UsageError(f"{path}: options: {name} must be a {_KINDS[name].__name__}, not {value!r:.60}")
-    return known
 
 
 def _is_gone(value: str | None) -> bool:

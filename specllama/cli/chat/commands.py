@@ -130,7 +130,8 @@ def _name(session: ChatSession, rest: str) -> None:
     if rest:
         session.saver.rename(session.conversation, rest)
     if session.saver.library is None:
-        console.note("the conversation is not saved")
+        how = "; chat --name NAME saves one as it goes" if session.may_rescue else ""
+        console.note(f"the conversation is not saved: /save FILE writes it{how}")
     else:
         console.note(visible(session.conversation.name) or "no name yet: the first question gives one")
 

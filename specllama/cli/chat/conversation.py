@@ -22,11 +22,13 @@ from specllama.calls.history import parsed_arguments
 from specllama.cli.answer import AttachedImage
 from specllama.cli.options import mapped_errors
 from specllama.client.protocol import EarlierTurn, Image
+from specllama.config.options import CHAT
 from specllama.config.store import write_whole
 from specllama.config.text_file import read_text
 from specllama.core.sampling.params import MAX_BIAS, SamplingParams
 from specllama.errors import NotFoundError, ResourceError, UsageError
 from specllama.json_types import JsonObject, without_lone_surrogates
+from specllama.option import of_kind
 
 
 @dataclass(slots=True)
@@ -283,6 +285,9 @@ def from_text(text: str, path: Path) -> Conversation:
     try:
         file: _File = wire.from_plain(_File, data)
         used = SamplingParams.merge(file.params)
+        for option in CHAT:
+            if option.name in file.options:
+                option.checked(of_kind(file.options[option.name], option.name, option.kind))
         return Conversation(
             without_lone_surrogates(file.system),
             _turns(file.messages, "messages"),

@@ -118,8 +118,9 @@ class ChatSession:
     it is held with. may_drop: asked, once it has been said what goes and what that frees, whether the oldest
     turns may go where the context is full; None for a script, which has to say so before. may_rescue: whether
     a conversation that is not saved may be written to a file where the chat ends unexpectedly. file: the last
-    one saved to or loaded from. flags: the sampling parameters that the chat was started with, and system:
-    its system message, None without one; both go before those of a conversation that it goes on with.
+    one saved to or loaded from. flags: the sampling parameters of the command line, and system: its system
+    message, None without one; both go before those of a conversation that the chat goes on with, which go
+    before of_files: the parameters of files and the environment.
     results: of the calls in the last answer, as far as they were typed. used: the engine's values of the
     parameters that were not set. images: for the next message.
     """
@@ -136,6 +137,7 @@ class ChatSession:
     speculate: bool = True
     file: str = ""
     flags: Mapping[str, Any] = field(default_factory=dict)
+    of_files: Mapping[str, Any] = field(default_factory=dict)
     system: str | None = None
     results: list[JsonObject] = field(default_factory=list)
     used: JsonObject = field(default_factory=dict)
@@ -191,7 +193,7 @@ class ChatSession:
             console.note(f"note: this model reads no images; {n_images} of it are left out")
         before, self.conversation, self.file = self.conversation, saved, file
         saved.name = name or before.name
-        saved.params = {**saved.params, **self.flags}
+        saved.params = {**self.of_files, **saved.params, **self.flags}
         if self.system is not None:
             saved.system = self.system
         n = counted(len(saved.turns), "turn")

@@ -87,6 +87,13 @@ def test_auto_is_compared_with_the_best_fixed_length() -> None:
     assert free["regret"] == pytest.approx(0.1)  # plain is the best: 10 against 9
 
 
+def test_without_drafts_there_is_no_best_length_and_nothing_that_auto_misses() -> None:
+    undrafted = [sample(name, tps, n_drafted=0) for name, tps in (("plain", 10), ("4", 12), ("auto", 8))]
+    (row,) = summarise([*undrafted, sample("copies", 9, n_drafted=0)], [*NAMES, "copies"])["rows"]
+    assert (row["best_fixed"], row["auto_against_best"], row["regret"]) == ("plain", None, None)
+    assert row["auto_over_copies"] is None
+
+
 def test_the_total_row_is_the_geometric_mean_of_the_workloads() -> None:
     s = bench()
     total = speedup(s["total"], "4")

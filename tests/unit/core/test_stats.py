@@ -225,6 +225,11 @@ def test_stalls_of_the_answer_that_is_compared_with_do_not_count_either():
     assert low < busy.decode_tps < (busy.n_predict - 1) / 0.22 < high
 
 
+def test_an_answer_of_one_token_has_nothing_to_compare_with():
+    rate = compared_rate(RunStats(n_predict=1))
+    assert (rate.tps, rate.source) == (None, "none")
+
+
 def test_a_first_round_that_stalled_is_found_out_later():
     assert rounds_of(0.1, *[0.01] * 5).stalled_seconds == pytest.approx(0.09)
     assert rounds_of(0.003, *[0.0005] * 5).stalled_seconds == 0  # too short to tell

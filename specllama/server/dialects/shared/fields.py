@@ -9,6 +9,7 @@ bounded by AtMost, SMALL or MAX_FIELDS before its items are processed.
 from __future__ import annotations
 
 import functools
+import math
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -40,7 +41,7 @@ Model = TypeVar("Model", bound="RequestBody")
 MAX_JSON = 64 * 1024  # characters of a schema, or of other JSON of any form
 MAX_FIELDS = 256  # of an object, those without effect included
 MAX_NAMED, MAX_NAME = 32, 128  # ignored fields that are named, and characters of a name
-_MAX_WHOLE = 2.0**64
+_BEYOND_FLOATS = 10**309
 
 
 class Body(BaseModel):
@@ -121,10 +122,12 @@ class CacheChoice(Body):
 
 
 def whole(value: Any) -> Any:
-    """4.0 as 4, for programs whose numbers are all floats. Other values are returned unchanged."""
-    if type(value) is float and value.is_integer() and abs(value) < _MAX_WHOLE:
-        return int(value)
-    return value
+    """4.0 as 4, for programs whose numbers are all floats, and 1e999, which is infinite as a float, as a
+    number beyond every range. Other values are returned unchanged.
+    """
+    if type(value) is float and math.isinf(value):
+        return int(math.copysign(1, value)) * _BEYOND_FLOATS
+    return int(value) if type(value) is float and value.is_integer() else value
 
 
 def _whole_items(value: Any) -> Any:
@@ -292,6 +295,8 @@ def _field_error(error: ValidationError) -> FieldError:
     if first["type"] == "missing":
         return FieldError(f"{name} is missing", name)
     reason = _rephrased(first["msg"])
+    if first["type"] == "float_type" and type(first["input"]) is int:
+        return FieldError(f"{name}: must be a finite number", name)
     if first["type"].endswith("_type"):  # of a union: all that it may be
         alike = [e["msg"] for e in errors if e["type"].endswith("_type") and _path(e["loc"]) == name]
         kinds = dict.fromkeys(

@@ -265,6 +265,8 @@ def native_answer(
     end = choice.end
     assert end is not None
     stats = end.stats
+    if end.reason == "length" and not stats.n_predict:  # the prompt alone was asked for
+        shown |= {"max_tokens": 0, "n_predict": 0}
     return {
         "index": choice.start.index,
         "content": choice.text,
