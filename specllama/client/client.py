@@ -60,9 +60,9 @@ class EngineClient:
     log: receives the process's stderr too. loop: the event loop in which messages are read and delivered and
     `ended` is called; without it a thread does so. notice: called where messages are read with the engine's
     notices, which are otherwise collected in `notices`. ended: called once the process has ended and every
-    pending request has its error. option_names: of options in the engine's texts. kernels: False leaves
-    specllama's kernels out. Threads may share a client. Every call raises EngineDiedError once the process
-    has ended, EngineError in a forked child.
+    pending request has its error. handed_out: called after each message, and after `ended`. option_names: of
+    options in the engine's texts. kernels: False leaves specllama's kernels out. Threads may share a client.
+    Every call raises EngineDiedError once the process has ended, EngineError in a forked child.
     """
 
     def __init__(
@@ -70,13 +70,14 @@ class EngineClient:
         log: IO[str] | None = None,
         notice: Callable[[str], None] | None = None,
         ended: Callable[[], None] | None = None,
+        handed_out: Callable[[], None] | None = None,
         loop: asyncio.AbstractEventLoop | None = None,
         option_names: OptionNames = as_flag,
         kernels: bool = True,
     ) -> None:
         self.notices: list[str] = []
         self._option_names = option_names
-        self._loop, self._ended = loop, ended
+        self._loop, self._ended, self._handed_out = loop, ended, handed_out
         self._made_in = threading.get_ident()  # the thread of the loop, if there is one
         self._notice = notice or self.notices.append
         self._ids = itertools.count(1)
@@ -193,8 +194,7 @@ class EngineClient:
 
     def generate(self, request: Asked) -> Iterator[protocol.Message]:
         """Yields Started, Prefilled …, Tokens (of this generation only), finally Done; for a question the
-        parts of its answer; for a Tune Tuning …, TuneMeasurement …, finally Tuned. Closing the iterator
-        cancels the request.
+        parts of its answer. Closing the iterator cancels the request.
 
         Raises UsageError and others before the first message, EngineError if decoding fails.
         """
@@ -208,6 +208,13 @@ class EngineClient:
                     return
         finally:
             submission.discard()
+
+    def tune(self, request: tune_messages.Tune) -> Iterator[protocol.Message]:
+        """Yields Tuning …, TuneMeasurement …, finally Tuned. Closing the iterator cancels the request.
+
+        Raises EngineError and others, before the first message or in between.
+        """
+        return self.generate(request)
 
     def ask(self, question: protocol.Question) -> list[Any]:
         return [*self.generate(question)]
@@ -287,6 +294,8 @@ class EngineClient:
             self._deliver(message.id, error)
         else:
             self._deliver(getattr(message, "id", None), message)
+        if self._handed_out is not None:
+            self._handed_out()
 
     def _deliver(self, id_: int | None, message: protocol.Message | SpecllamaError) -> None:
         if self._images and (isinstance(message, protocol.Started) or _is_last(message)):
@@ -304,6 +313,8 @@ class EngineClient:
         self._images.clear()
         if self._ended is not None:
             self._in_loop(self._ended)
+        if self._handed_out is not None:
+            self._handed_out()
 
     def _in_loop(self, call: Callable[..., None], *arguments: object) -> None:
         """Call a function in the event loop; without one, here."""

@@ -6,9 +6,11 @@ Knows no clock and no models; fronts import it, so it needs no numpy.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from specllama.wire import from_plain
 
 if TYPE_CHECKING:
     from specllama.core.policy.base import Draft, Round, VerifyResult
@@ -227,6 +229,17 @@ class RunStats:
             "sampling": self.sampling_seconds,
             "other": max(0.0, self.decode_seconds - known),
         }
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data; `from_dict` is the inverse."""
+        data = {name: getattr(self, name) for name in self.__slots__}
+        return data | {name: dict(data[name]) for name in ("drafted_by", "forced_by")}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> RunStats:
+        """The inverse of `to_dict`, also from JSON. Raises ValueError."""
+        stats: RunStats = from_plain(cls, dict(data))
+        return stats
 
 
 def summed(stats: Iterable[RunStats]) -> RunStats:

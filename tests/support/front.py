@@ -83,7 +83,7 @@ class Front:
 
     def prompt_ids(self, **request: object) -> Sequence[int]:
         """The ids of the prompt."""
-        return self.core.loaded_engine.ids(generate(1, **request))  # type: ignore[arg-type]
+        return self.core.loaded_engine.intake.prompts.prompt(generate(1, **request)).ids  # type: ignore[arg-type]
 
     def fails(self, **request: object) -> str:
         (only,) = self.ask(**request)  # type: ignore[arg-type]
