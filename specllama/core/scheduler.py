@@ -336,7 +336,9 @@ class Scheduler:
         for other in self.active:
             fills = other is not generation and not other.prefilled and other.prefix_owner is None
             same_scope = other.request.cache_scope == generation.request.cache_scope
-            if fills and same_scope and other.n_output == 0 and other.history == generation.history:
+            same_rows = other.exact or not (generation.exact and self.target.rounds_prompts)
+            same = same_scope and same_rows and other.history == generation.history
+            if fills and same and other.n_output == 0:
                 return other
         return None
 

@@ -185,6 +185,18 @@ def test_exact_texts_reuse_rows_that_are_those_of_a_new_process(prompts, reused)
     assert sum(target.widths[before:]) == n - reused
 
 
+@pytest.mark.parametrize(("first_exact", "evaluated"), [(True, 200), (False, 400)])
+def test_exact_texts_share_the_prompt_of_exact_ones_that_are_evaluated_now(first_exact, evaluated):
+    target = Slow(per_row=1.0)
+    target.rounds_prompts = True
+    engine = engine_of(target)
+    for exact in (first_exact, True):
+        engine.submit(Request(prompt(200), SamplingParams(temperature=0, max_tokens=1), 1, exact=exact))
+    while engine.scheduler.busy:
+        engine.step()
+    assert sum(target.widths) == evaluated
+
+
 @pytest.mark.parametrize("n", [5, 63])
 def test_small_chunks_do_not_change_the_measured_row_time(n):
     target = Slow(per_row=0.005, fixed=0.1)
