@@ -179,10 +179,13 @@ def _result(request: protocol.Generate, info: LoadInfo) -> GenerationResult:
 def _compare(
     client: EngineClient, request: protocol.Generate, answer: GenerationResult, info: LoadInfo
 ) -> GenerationResult:
-    """The same request without drafts."""
-    params = {**request.params, "seed": answer.seed}
+    """The same request without drafts. The first decodes after a prompt take longer: unless that was longer
+    than the answer, it is evaluated again.
+    """
+    params, stats = {**request.params, "seed": answer.seed}, answer.stats
     id_ = client.next_id() + request.id
-    plain = replace(request, id=id_, params=params, speculate=False)
+    reuse = request.reuse and bool(stats.n_reused or stats.encode_seconds > stats.decode_seconds)
+    plain = replace(request, id=id_, params=params, speculate=False, reuse=reuse)
     return generate(client, plain, into=_result(request, info))
 
 

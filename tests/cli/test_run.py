@@ -8,13 +8,17 @@ import os
 import re
 import shlex
 import shutil
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from specllama.cli import run
+from specllama.client import protocol
 from specllama.config.options import RUN
 from specllama.core.policy.config import DEFAULT
 from specllama.core.policy.planner import Planner
+from specllama.core.stats import RunStats
 from specllama.data import EMBEDDED_DRAFT, EMBEDDED_TARGET
 from specllama.worker.profile import CostCurves
 from tests.support.command import Command, CommandLine, Result, assert_error
@@ -191,6 +195,21 @@ def test_speculative_text_is_plain_text(shared: Command) -> None:
         if "--draft-max" in flags:  # the default drafts or not, as the clock has it
             assert result.json["n_drafted"] > 0, flags
         assert set(result.json["drafted_by"]) <= sources, flags
+
+
+@pytest.mark.parametrize(("encode", "reused", "again"), [(0.1, 0, True), (2.0, 0, False), (0.1, 5, False)])
+def test_compare_begins_after_a_prompt_as_the_answer_did(
+    monkeypatch: pytest.MonkeyPatch, encode: float, reused: int, again: bool
+) -> None:
+    """The first decodes after it take longer: a short answer seemed to be slower with drafts."""
+    asked: list[protocol.Generate] = []
+    monkeypatch.setattr(run, "generate", lambda _client, request, **_: asked.append(request))
+    monkeypatch.setattr(run, "_result", lambda *_: None)
+    stats = RunStats(n_reused=reused, encode_seconds=encode, decode_seconds=1.0)
+    answer: Any = SimpleNamespace(seed=1, stats=stats)
+    client: Any = SimpleNamespace(next_id=lambda: 7)
+    run._compare(client, protocol.Generate(1, protocol.TextInput("x")), answer, Any)
+    assert [(one.reuse, one.speculate) for one in asked] == [(not again, False)]
 
 
 def test_compare_says_so_and_measures_the_plain_rate(shared: Command) -> None:
