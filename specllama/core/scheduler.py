@@ -204,7 +204,7 @@ class Scheduler:
             if rows is not None and not self.active:
                 n_past = self.store.cut_to_chunks(slot, generation.history, n_past, rows.chunk)
             elif generation.exact and self.target.rounds_prompts:
-                n_past = self.store.cut_to_rounded(slot, n_past, len(generation.history))
+                n_past = self.store.cut_to_equal_rows(slot, n_past, len(generation.history))
             self._assign_slot(generation, slot, n_past)
         for generation in [*self.active, *self.waiting]:
             if generation.time_left(self.clock()) < 0 and (generation.n_chunks or generation.seq_id < 0):

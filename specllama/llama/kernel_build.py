@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import os
 import platform
+import re
 import shlex
 import shutil
 import signal
@@ -88,9 +89,10 @@ def folder_for(to: Path, name: str) -> Iterator[Path]:
     try:
         to.parent.mkdir(parents=True, exist_ok=True)
         own = f".compiling-{platform.node()}-"  # other machines may share the folder
-        running = {f"{own}{pid}" for pid in processes()}
-        for left in to.parent.glob(f"{own}*-*"):
-            if running and left.name.rpartition("-")[0] not in running:  # its process was killed
+        running = {str(pid) for pid in processes()}
+        for left in to.parent.iterdir():
+            of = re.fullmatch(rf"{re.escape(own)}(\d+)-\w+", left.name)
+            if running and of is not None and of[1] not in running:  # its process was killed
                 shutil.rmtree(left, ignore_errors=True)
         with compiles, tempfile.TemporaryDirectory(prefix=f"{own}{os.getpid()}-", dir=to.parent) as directory:
             yield Path(directory)

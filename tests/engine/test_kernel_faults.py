@@ -140,7 +140,10 @@ def test_what_a_killed_process_has_begun_is_removed_by_the_next_one(tmp_path: Pa
         process.stdout.readline()
     first.kill()
     first.communicate()
+    of_another_machine = tmp_path / f".compiling-{platform.node()}-2-{first.pid}-abc_1"
+    of_another_machine.mkdir()
     with kernel_build.folder_for(tmp_path / "k.so", "k.so") as folder:
+        of_another_machine.rmdir()
         assert {path.name.split("-")[-2] for path in tmp_path.iterdir()} == {str(other.pid), str(os.getpid())}
         (folder / "k.so").touch()
     other.communicate(b"x")

@@ -204,7 +204,7 @@ class PrefixStore:
             return 0
         return self._cut(slot, whole) if self.target.can_truncate(slot.seq_id, whole) else n
 
-    def cut_to_rounded(self, slot: Slot, n: int, n_wanted: int) -> int:
+    def cut_to_equal_rows(self, slot: Slot, n: int, n_wanted: int) -> int:
         """Cut the first n ids in a slot that was just taken so that all rows of a prompt of n_wanted ids are
         rounded as in a new process (`Context.rounds_prompts`): to those of the first prompt but its last row,
         of a long prompt with more than CHUNK ids left to evaluate. Returns how many are left.

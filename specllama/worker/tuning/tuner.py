@@ -352,8 +352,8 @@ Stage = tuple[str, Callable[[], Iterator[float]]]  # its label, and what yields 
 
 
 class Tuner:
-    """One Tune request in progress. engine: None if it is busy. trials: of
-    drafts, so far. predicted: seconds that the next step should take at most.
+    """One Tune request in progress. engine: None if it is busy. trials: of drafts, so far. predicted: seconds
+    that the next step should take at most.
 
     Raises EngineError where the engine is busy, or a draft is loaded.
     """
