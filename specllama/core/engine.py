@@ -19,7 +19,7 @@ from specllama.core.decoder import (
     with_forced_limit,
 )
 from specllama.core.exact import ExactRows
-from specllama.core.image_rows import without_images
+from specllama.core.image_rows import FIRST_PLACEHOLDER, without_images
 from specllama.core.interfaces import BatchRow, Context, DecodeError, MaskError, NoRoomError
 from specllama.core.policy.base import CHAINS, Draft, Policy, Round, VerifyResult, matching
 from specllama.core.prefix.store import PrefixStore
@@ -30,7 +30,7 @@ from specllama.core.sequence import FinishReason, Generation, Request
 from specllama.core.verify import verify
 from specllama.errors import EngineError
 
-MAX_PENDING = 16  # rows lost by a truncation that a round evaluates again; more are prefilled in chunks
+MAX_PENDING = 16  # ids lost by a truncation that a round evaluates again; more, and images, are prefilled
 NO_DRAFT = Draft()
 
 
@@ -297,4 +297,5 @@ class Engine:
         keep = min(len(generation.history) - 1, before + outcome.n_accept - outcome.n_branch)
         cached = before + len(outcome.draft.tokens)
         generation.n_past = self.target.truncate(generation.seq_id, keep) if cached > keep else cached
-        generation.prefilled = len(generation.history) - 1 - generation.n_past < MAX_PENDING
+        pending = generation.history[generation.n_past : -1]
+        generation.prefilled = len(pending) < MAX_PENDING and max(pending, default=0) < FIRST_PLACEHOLDER

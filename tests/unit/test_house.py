@@ -82,7 +82,7 @@ SHORTER_THAN_60 = {
     "config.defaults": "numbers that several layers share",
     "core.verify": "the proof that drafts change no token",
 }
-MOST_FILES, MOST_LINES = 304, 68_699
+MOST_FILES, MOST_LINES = 304, 68_700
 
 
 class Import(NamedTuple):

@@ -142,6 +142,17 @@ def test_drafts_do_not_change_the_text_after_images(parts, params, seed, n_max, 
     assert (got.output, got.finish_reason) == (expected.output, expected.finish_reason)
 
 
+@pytest.mark.parametrize(("ids", "n_rows", "seed"), [([5, 30], 3, 5), ([], 2, 43)])
+def test_an_image_that_a_rollback_lost_is_evaluated_as_one_again(ids, n_rows, seed):
+    def generated(policy, memory="full"):
+        params = SamplingParams(max_tokens=20, temperature=0)
+        request = request_of(("a", n_rows), ids, params=params, seed=seed)
+        return run(engine_over(TableContext(N_VOCAB, 128, memory=memory), policy), request)[0]
+
+    model = ModelDrafter(TableContext(N_VOCAB, 128, rows=noisy_draft(seed)), N_VOCAB)
+    assert generated(Fixed([model], 12), "window").output == generated(Fixed([], 0)).output
+
+
 def test_a_draft_model_reads_the_text_around_an_image_and_samples_as_the_target():
     """The draft is the target on text; the target's rows depend on three ids, so after these they agree."""
     model = ModelDrafter(TableContext(N_VOCAB), N_VOCAB)
